@@ -1,0 +1,1 @@
+//! Sharded safetensors checkpoints that load at any rank count and stage

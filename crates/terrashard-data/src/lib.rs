@@ -1,0 +1,1 @@
+//! Sentinel-2 scenes to training batches, and predictions back to scenes

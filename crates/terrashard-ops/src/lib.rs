@@ -1,0 +1,1 @@
+//! Differentiable operations that burn lacks or does slowly, each with a hand-written backward

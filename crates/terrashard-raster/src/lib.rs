@@ -1,0 +1,1 @@
+//! Windowed reading and streamed writing of georeferenced rasters

@@ -1,0 +1,1 @@
+//! Trains, tests and runs Sentinel-2 super-resolution segmentation models on sharded model states

@@ -1,0 +1,1 @@
+//! The sharded optimizer: ZeRO stages over any burn module

@@ -1,0 +1,1 @@
+//! Behaviour across crates: parity with reference values, equality of the stages, end-to-end runs.

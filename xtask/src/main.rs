@@ -1,0 +1,2 @@
+//! Build, check, test, bench, compare and demo: what CI runs.
+fn main() {}
