@@ -1,2 +1,66 @@
-//! Build, check, test, bench, compare and demo: what CI runs.
-fn main() {}
+//! Automation of the workspace, after matklad's `cargo-xtask`: `main` is one match, one file per command.
+//!
+//! `cargo xtask ci` is what CI runs. The compiled binary also works by itself, away from cargo, for the commands that
+//! only drive the `terrashard` binary (`xtask demo --bin PATH --no-build`).
+//!
+//! Invariant: depends on none of the workspace's crates. It runs their binaries instead, as a user would.
+
+mod bench;
+mod ci;
+mod demo;
+mod doc;
+mod error;
+mod parity;
+mod step;
+mod test;
+mod tidy;
+mod workspace;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Build, check, test, bench and demonstrate the workspace.
+#[derive(Parser)]
+#[command(name = "xtask", bin_name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// The main job on the shipped scene: train, stop, resume, test, export, predict, report.
+    Demo(demo::Args),
+    /// All tests of the workspace, doc tests included.
+    Test(test::Args),
+    /// What CI runs: format, tidy, clippy, docs, tests; the cheapest first, stops at the first failure.
+    Ci(ci::Args),
+    /// Rules on structure that the compiler does not know: arrows between crates, unsafe code, docs, file names.
+    Tidy,
+    /// API documentation of all crates, warnings are errors.
+    Doc(doc::Args),
+    /// Compares losses, gradients and updates with a folder of reference values.
+    Parity(parity::Args),
+    /// Benchmarks.
+    Bench(bench::Args),
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Demo(args) => demo::run(&args),
+        Command::Test(args) => test::run(&args),
+        Command::Ci(args) => ci::run(&args),
+        Command::Tidy => tidy::run(),
+        Command::Doc(args) => doc::run(&args),
+        Command::Parity(args) => parity::run(&args),
+        Command::Bench(args) => bench::run(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error}");
+            error.exit_code()
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! `cargo xtask bench`: benchmarks in the release profile.
+
+use crate::error::Result;
+use crate::workspace::cargo;
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    suite: Suite,
+}
+
+#[derive(clap::Subcommand)]
+enum Suite {
+    /// One model, forward and backward, without an optimizer.
+    Model {
+        /// Passed to the benchmark; `--help` lists them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let Suite::Model { args } = &args.suite;
+    let step = cargo(&[
+        "run",
+        "--release",
+        "--quiet",
+        "--package",
+        "terrashard-benches",
+        "--bin",
+        "bench",
+        "--",
+        "model",
+    ]);
+    step.args(args).run()
+}

@@ -1,0 +1,44 @@
+//! Where the workspace is, and the cargo that works on it.
+
+use std::env;
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result};
+use crate::step::Step;
+
+/// The root folder: from cargo when it runs us, else the nearest one above the current directory, else where this
+/// binary was built.
+pub(crate) fn root() -> PathBuf {
+    let is_root = |path: &Path| path.join("crates").is_dir() && path.join("xtask").is_dir();
+    let from_cargo = env::var_os("CARGO_MANIFEST_DIR")
+        .map(PathBuf::from)
+        .and_then(|dir| dir.parent().map(Path::to_owned));
+    let above = env::current_dir()
+        .ok()
+        .and_then(|dir| dir.ancestors().find(|dir| is_root(dir)).map(Path::to_owned));
+    let built = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .map(Path::to_owned);
+    [from_cargo, above, built]
+        .into_iter()
+        .flatten()
+        .find(|dir| is_root(dir))
+        .unwrap_or_else(|| PathBuf::from("."))
+}
+
+/// A cargo command in the root folder.
+pub(crate) fn cargo(args: &[&str]) -> Step {
+    let cargo = env::var_os("CARGO").map_or_else(|| PathBuf::from("cargo"), PathBuf::from);
+    Step::new("cargo", cargo).args(args).dir(root())
+}
+
+/// Where cargo puts what it builds.
+pub(crate) fn target_dir() -> Result<PathBuf> {
+    let json = cargo(&["metadata", "--format-version", "1", "--no-deps"]).capture()?;
+    let metadata: serde_json::Value = serde_json::from_str(&json)
+        .map_err(|error| Error::content("cargo metadata", error.to_string()))?;
+    let dir = metadata["target_directory"].as_str();
+    Ok(PathBuf::from(dir.ok_or_else(|| {
+        Error::content("cargo metadata", "has no target_directory")
+    })?))
+}
