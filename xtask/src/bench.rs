@@ -13,7 +13,7 @@ pub(crate) struct Args {
 enum Suite {
     /// One model, forward and backward, without an optimizer.
     Model {
-        /// Passed to the benchmark; `--help` lists them.
+        /// Passed to the benchmark; `-- --help` lists them.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
@@ -24,7 +24,6 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let step = cargo(&[
         "run",
         "--release",
-        "--quiet",
         "--package",
         "terrashard-benches",
         "--bin",

@@ -24,7 +24,6 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let dir = absolute(&args.dir).map_err(|source| Error::file(&args.dir, source))?;
     let step = cargo(&[
         "run",
-        "--quiet",
         "--package",
         "terrashard-tests",
         "--bin",
