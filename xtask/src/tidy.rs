@@ -4,6 +4,7 @@
 //! its reason.
 
 mod arrows;
+mod links;
 mod packages;
 mod source;
 mod sources;
@@ -51,6 +52,7 @@ const RULES: &[Rule] = &[
     arrows::drawing,
     packages::folders,
     packages::crate_table,
+    links::relative,
     sources::module_docs,
     sources::file_names,
     sources::length,

@@ -70,6 +70,17 @@ impl Tree {
         self.files.contains_key(path)
     }
 
+    /// Whether it is a file or a folder.
+    pub(super) fn has_path(&self, path: &str) -> bool {
+        let folder = format!("{path}/");
+        self.contains(path)
+            || self
+                .files
+                .range(folder.clone()..)
+                .next()
+                .is_some_and(|(file, _)| file.starts_with(&folder))
+    }
+
     /// Path and text of every file, sorted by path.
     pub(super) fn files(&self) -> impl Iterator<Item = (&str, &str)> {
         self.files
