@@ -89,6 +89,8 @@ pub(super) fn crate_table(tree: &Tree) -> Vec<Finding> {
         .filter_map(|(index, line)| {
             Some((index + 1, line.strip_prefix("| [`")?.split_once('`')?.0))
         })
+        // Other tables of the document list files, by their paths.
+        .filter(|(_, name)| !name.contains('/'))
         .collect();
     let crates = tree.crates();
     let mut findings = Vec::new();
@@ -173,8 +175,7 @@ mod tests {
 
     #[test]
     fn table_rows_and_folders_match() {
-        let readme =
-            "# T\n| crate | what |\n|---|---|\n| [`a`](crates/a) | A |\n| [`c`](crates/c) | C |\n";
+        let readme = "# T\n| crate | what |\n|---|---|\n| [`a`](crates/a) | A |\n| [`c`](crates/c) | C |\n| [`a/x.rs`](crates/a/x.rs) | X |\n";
         let tree = Tree::from([
             ("README.md", readme),
             ("crates/a/x.rs", ""),
