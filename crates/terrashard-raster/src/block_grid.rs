@@ -1,0 +1,126 @@
+//! Where the tiles or strips of a file lie, in the raster and in the file.
+
+use std::ops::Range;
+use std::path::Path;
+
+use tiff_reader::{Ifd, RasterLayout};
+
+use crate::{Error, Result, Window};
+
+/// The TIFF number of "one plane per band".
+pub(crate) const PLANAR: u16 = 2;
+
+/// The grid of tiles or strips of one image.
+pub(crate) struct BlockGrid {
+    /// (columns, rows) of a block.
+    pub(crate) block: (usize, usize),
+    /// What a block is called.
+    pub(crate) noun: &'static str,
+    size: (usize, usize),
+    bands: usize,
+    planes: usize,
+    extents: Vec<(u64, u64)>,
+}
+
+impl BlockGrid {
+    pub(crate) fn new(path: &Path, ifd: &Ifd, layout: &RasterLayout) -> Result<Self> {
+        let damaged = |what: &'static str| Error::Damaged {
+            path: path.to_owned(),
+            source: what.into(),
+        };
+        let (noun, block, offsets, lengths) = if ifd.is_tiled() {
+            let side = |side: Option<u32>| side.filter(|&s| s > 0).map(|s| s as usize);
+            let width = side(ifd.tile_width()).ok_or_else(|| damaged("tiles without a width"))?;
+            let height =
+                side(ifd.tile_height()).ok_or_else(|| damaged("tiles without a height"))?;
+            (
+                "tile",
+                (width, height),
+                ifd.tile_offsets(),
+                ifd.tile_byte_counts(),
+            )
+        } else {
+            let rows = (ifd.rows_per_strip().max(1) as usize).min(layout.height);
+            (
+                "strip",
+                (layout.width, rows),
+                ifd.strip_offsets(),
+                ifd.strip_byte_counts(),
+            )
+        };
+        let offsets = offsets.ok_or_else(|| damaged("no offsets of its pixels"))?;
+        let lengths = lengths.ok_or_else(|| damaged("no lengths of its pixels"))?;
+        let planes = if layout.planar_configuration == PLANAR {
+            layout.samples_per_pixel
+        } else {
+            1
+        };
+        let size = (layout.width, layout.height);
+        let grid = Self {
+            block,
+            noun,
+            size,
+            bands: layout.samples_per_pixel,
+            planes,
+            extents: Vec::new(),
+        };
+        let expected = grid.per_plane().saturating_mul(planes);
+        if offsets.len() != expected || lengths.len() != expected {
+            return Err(damaged(
+                "its directory lists another number of tiles or strips than its size takes",
+            ));
+        }
+        Ok(Self {
+            extents: offsets.into_iter().zip(lengths).collect(),
+            ..grid
+        })
+    }
+
+    fn per_plane(&self) -> usize {
+        self.size
+            .0
+            .div_ceil(self.block.0)
+            .saturating_mul(self.size.1.div_ceil(self.block.1))
+    }
+
+    /// Checks that every block lies in a file of `stored` bytes; returns the numbers of blocks that are left out.
+    pub(crate) fn check_extent(&self, path: &Path, stored: u64) -> Result<Vec<usize>> {
+        let mut missing = Vec::new();
+        for (index, &(offset, length)) in self.extents.iter().enumerate() {
+            if length == 0 {
+                missing.push(index);
+            } else if offset.saturating_add(length) > stored {
+                let what = format!("{} {} of {}", self.noun, index + 1, self.extents.len());
+                let needed = offset.saturating_add(length);
+                return Err(Error::Truncated {
+                    path: path.to_owned(),
+                    what,
+                    needed,
+                    stored,
+                });
+            }
+        }
+        Ok(missing)
+    }
+
+    /// The bands and pixels of block `index`. Planar files list all blocks of one band, then those of the next.
+    pub(crate) fn place(&self, index: usize) -> (Range<usize>, Window) {
+        let (plane, index) = (index / self.per_plane(), index % self.per_plane());
+        let across = self.size.0.div_ceil(self.block.0);
+        let (col, row) = (index % across * self.block.0, index / across * self.block.1);
+        let window = Window::new(
+            col,
+            row,
+            self.block.0.min(self.size.0 - col),
+            self.block.1.min(self.size.1 - row),
+        );
+        (
+            if self.planes == 1 {
+                0..self.bands
+            } else {
+                plane..plane + 1
+            },
+            window,
+        )
+    }
+}

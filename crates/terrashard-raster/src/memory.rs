@@ -1,0 +1,82 @@
+//! A raster that lies in memory.
+
+use std::path::{Path, PathBuf};
+
+use crate::{Error, Metadata, Raster, RasterSource, Result, Samples, Window};
+
+/// A whole raster in memory under the interface of a file: for computed scenes and for tests.
+#[derive(Clone, Debug)]
+pub struct MemorySource {
+    name: PathBuf,
+    metadata: Metadata,
+    samples: Samples,
+}
+
+impl MemorySource {
+    /// A raster of the given samples under the given name.
+    ///
+    /// # Shapes
+    /// `samples`: `[bands, height, width]` of `metadata`.
+    ///
+    /// # Errors
+    /// [`Error::SampleCount`] where the samples do not fill the raster.
+    pub fn new(name: impl Into<PathBuf>, metadata: Metadata, samples: Samples) -> Result<Self> {
+        let samples = Raster::new(metadata.window(), metadata.bands, samples)?.into_samples();
+        let metadata = Metadata {
+            data_type: samples.data_type(),
+            ..metadata
+        };
+        Ok(Self {
+            name: name.into(),
+            metadata,
+            samples,
+        })
+    }
+}
+
+impl RasterSource for MemorySource {
+    fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    fn path(&self) -> &Path {
+        &self.name
+    }
+
+    fn read_window(&self, window: Window) -> Result<Raster> {
+        let Metadata {
+            width,
+            height,
+            bands,
+            ..
+        } = self.metadata;
+        check_window(&self.name, &self.metadata, window)?;
+        let mut samples = Samples::filled(self.metadata.data_type, 0.0, bands * window.pixels());
+        for band in 0..bands {
+            for row in 0..window.height {
+                let from = (band * height + window.row + row) * width + window.col;
+                samples.copy_from(
+                    (band * window.height + row) * window.width,
+                    &self.samples,
+                    from,
+                    window.width,
+                );
+            }
+        }
+        Raster::new(window, bands, samples)
+    }
+}
+
+/// Refuses a window that is empty or not inside of the raster.
+pub(crate) fn check_window(path: &Path, metadata: &Metadata, window: Window) -> Result<()> {
+    let Metadata { width, height, .. } = *metadata;
+    if window.is_empty() || !metadata.window().contains(&window) {
+        return Err(Error::OutsideWindow {
+            path: path.to_owned(),
+            window,
+            width,
+            height,
+        });
+    }
+    Ok(())
+}

@@ -1,0 +1,303 @@
+//! Values at positions, windows, and files damaged in every way that bytes allow.
+//!
+//! The values of the `crop_*` files were found by decoding their tiles with Python's zlib and an LZW decoder; the
+//! Zstandard file holds the same pixels.
+
+use std::path::{Path, PathBuf};
+
+use terrashard_raster::{DataType, Error, RasterSource, ReadLimits, Window, open, open_with};
+
+fn data(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/data")
+        .join(name)
+}
+
+fn check_pixels(name: &str, pixels: &[(usize, usize, usize, f64)]) {
+    let source = open(data(name)).expect(name);
+    let whole = source.read_window(source.metadata().window()).expect(name);
+    for &(band, column, row, value) in pixels {
+        assert_eq!(
+            whole.at(band, column, row),
+            value,
+            "{name}: band {band}, column {column}, row {row}"
+        );
+        let one = source
+            .read_window(Window::new(column, row, 1, 1))
+            .expect(name);
+        assert_eq!(
+            one.at(band, 0, 0),
+            value,
+            "{name}: the same as a window of one pixel"
+        );
+    }
+}
+
+#[test]
+fn every_layout_gives_the_same_pixels() {
+    let pixels = [
+        (0, 0, 0, 319.0),
+        (0, 63, 63, 300.0),
+        (1, 10, 20, 441.0),
+        (3, 40, 7, 1436.0),
+        (5, 63, 0, 407.0),
+        (5, 17, 50, 523.0),
+    ];
+    check_pixels("crop_u16_6b_lzw_be_bigtiff.tif", &pixels);
+    check_pixels("crop_u16_6b_zstd_planar.tif", &pixels);
+    check_pixels(
+        "crop_u16_rotated30.tif",
+        &[(0, 0, 0, 319.0), (0, 172, 22, 596.0)],
+    );
+}
+
+#[test]
+fn a_window_is_cut_from_all_bands() {
+    for name in [
+        "crop_u16_6b_lzw_be_bigtiff.tif",
+        "crop_u16_6b_zstd_planar.tif",
+    ] {
+        let source = open(data(name)).expect(name);
+        let whole = source.read_window(source.metadata().window()).expect(name);
+        let window = Window::new(5, 17, 9, 4);
+        let part = source.read_window(window).expect(name);
+        assert_eq!((part.bands(), part.samples().len()), (6, 6 * 36));
+        for (band, row, column) in
+            (0..6).flat_map(|b| (0..4).flat_map(move |r| (0..9).map(move |c| (b, r, c))))
+        {
+            assert_eq!(
+                part.at(band, column, row),
+                whole.at(band, column + 5, row + 17)
+            );
+        }
+    }
+}
+
+/// User problem: a cast to a signed type turned 40000 into -25536.
+#[test]
+fn unsigned_values_above_32767_survive() {
+    check_pixels(
+        "crop_u16_gt32767.tif",
+        &[
+            (0, 49, 49, 298.0),
+            (0, 50, 50, 40_000.0),
+            (0, 79, 79, 40_000.0),
+            (0, 80, 79, 428.0),
+            (1, 50, 50, 499.0),
+        ],
+    );
+    let source = open(data("crop_u16_gt32767.tif")).expect("reads");
+    let corner = source
+        .read_window(Window::new(127, 127, 1, 1))
+        .expect("inside")
+        .band_f32(5);
+    assert_eq!(corner, [2247.0]);
+}
+
+/// User problem: nodata -9999 declared on a file of bytes made pixels of 255 or 241 disappear.
+#[test]
+fn nodata_outside_of_the_type_hides_no_pixel() {
+    let source = open(data("edited_u8_nodata_out_of_range.tif")).expect("reads");
+    let metadata = source.metadata();
+    assert_eq!(
+        (metadata.nodata, metadata.data_type),
+        (Some(-9999.0), DataType::U8)
+    );
+    assert!((0..=255).all(|v| !metadata.is_nodata(f64::from(v))));
+    let float = open(data("rio_float_nodata.tif")).expect("reads");
+    let pixels = float
+        .read_window(float.metadata().window())
+        .expect("decodes")
+        .band_f32(0);
+    // Their mean is 58 / 156 of the declared value: the other pixels are small beside it.
+    assert_eq!(
+        pixels
+            .iter()
+            .filter(|v| float.metadata().is_nodata(f64::from(**v)))
+            .count(),
+        58
+    );
+}
+
+/// User problem: pixel centres taken for corners shift an image by half a pixel.
+#[test]
+fn points_and_areas_differ_by_half_a_pixel() {
+    let corner = |name: &str| {
+        let transform = open(data(name))
+            .expect(name)
+            .metadata()
+            .georeference
+            .transform
+            .expect("georeferenced");
+        transform.apply(0.0, 0.0)
+    };
+    assert_eq!(corner("gg_area.tif"), (4_302_000.0, 2_811_000.0));
+    assert_eq!(corner("gg_point.tif"), (4_301_500.0, 2_811_500.0));
+    let rotated = open(data("rio_rotated.tif"))
+        .expect("reads")
+        .metadata()
+        .georeference
+        .transform
+        .expect("georeferenced");
+    let (x, y) = rotated.apply(10.0, 0.0);
+    assert!(
+        (x - 273.205).abs() < 1e-3 && (y - 300.0).abs() < 1e-3,
+        "({x}, {y})"
+    );
+}
+
+#[test]
+fn a_sparse_tile_reads_as_nodata() {
+    let path = data("gen_u16_sparse.tif");
+    let source = open(&path).expect("reads");
+    let far = source
+        .read_window(Window::new(900, 900, 100, 100))
+        .expect("inside");
+    assert!((0..2).all(|band| far.band_f32(band).iter().all(|&v| v == 0.0)));
+
+    // The same file with the nodata value 7 written over its 0: what is not stored is nodata, not zero.
+    let mut bytes = std::fs::read(&path).expect("reads");
+    let tag = bytes
+        .windows(8)
+        .position(|w| w == [0x81, 0xa4, 2, 0, 2, 0, 0, 0])
+        .expect("a nodata tag of two bytes");
+    assert_eq!(bytes[tag + 8], b'0');
+    bytes[tag + 8] = b'7';
+    let folder = tempfile::tempdir().expect("a folder");
+    let edited = folder.path().join("seven.tif");
+    std::fs::write(&edited, bytes).expect("writes");
+    let edited = open(&edited).expect("reads");
+    let (mut stored, mut absent) = (0, 0);
+    for (col, row) in (0..16).map(|tile| (tile % 4 * 256, tile / 4 * 256)) {
+        let tile = Window::new(col, row, 256, 256);
+        let (was, is) = (
+            source.read_window(tile).expect("inside"),
+            edited.read_window(tile).expect("inside"),
+        );
+        if was.band_f32(0).iter().any(|&v| v != 0.0) {
+            assert!(
+                was == is,
+                "the tile at {tile} is stored and keeps its zeros"
+            );
+            stored += 1;
+        } else {
+            assert!(
+                (0..2).all(|band| is.band_f32(band).iter().all(|&v| v == 7.0)),
+                "the tile at {tile} is not stored"
+            );
+            absent += 1;
+        }
+    }
+    assert!(
+        stored > 0 && absent > 0,
+        "{stored} stored tiles, {absent} absent"
+    );
+}
+
+#[test]
+fn limits_hold_before_memory_is_asked_for() {
+    let limits = ReadLimits {
+        window_bytes: 64 * 64 * 12,
+        cache_bytes: 0,
+    };
+    let source = open_with(data("crop_u16_6b_lzw_be_bigtiff.tif"), limits).expect("one tile fits");
+    assert!(source.read_window(Window::new(0, 0, 64, 64)).is_ok());
+    let tight = ReadLimits {
+        window_bytes: 64 * 64 * 12 - 1,
+        ..limits
+    };
+    let error = open_with(data("crop_u16_6b_lzw_be_bigtiff.tif"), tight)
+        .expect_err("one tile does not fit");
+    assert!(
+        matches!(
+            error,
+            Error::TooLarge {
+                needed: 49_152,
+                limit: 49_151,
+                ..
+            }
+        ),
+        "{error}"
+    );
+    let limits = ReadLimits {
+        window_bytes: 2 * 256 * 256 * 2,
+        cache_bytes: 0,
+    };
+    let source = open_with(data("gen_u16_sparse.tif"), limits).expect("one tile fits");
+    let error = source
+        .read_window(Window::new(0, 0, 257, 256))
+        .expect_err("too large");
+    assert!(matches!(error, Error::TooLarge { .. }), "{error}");
+    for outside in [
+        Window::new(1000, 0, 25, 1),
+        Window::new(0, 0, 0, 1),
+        Window::new(usize::MAX, 0, 2, 2),
+    ] {
+        assert!(
+            matches!(
+                source.read_window(outside),
+                Err(Error::OutsideWindow { .. })
+            ),
+            "{outside}"
+        );
+    }
+}
+
+#[test]
+fn missing_files_and_folders_are_named() {
+    let message = |path: PathBuf| open(path).expect_err("nothing to read").to_string();
+    assert!(message(data("absent.tif")).ends_with("absent.tif: no such file; check the path"));
+    assert!(message(data("")).contains("a folder or device in place of a file is not supported"));
+}
+
+/// Cut anywhere or with any byte of its directory changed, a file gives pixels or an error, never a panic.
+#[test]
+fn no_damage_makes_the_reader_panic() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("damaged.tif");
+    let limits = ReadLimits {
+        window_bytes: 1 << 20,
+        cache_bytes: 0,
+    };
+    let attempt = |bytes: &[u8]| -> Result<(), Error> {
+        std::fs::write(&path, bytes).expect("writes");
+        let source = open_with(&path, limits)?;
+        let whole = source.metadata().window();
+        source.read_window(Window::new(0, 0, whole.width.min(64), whole.height.min(64)))?;
+        source.read_window(whole).map(|_| ())
+    };
+    for name in ["rio_float64.tif", "it_u16_be.tif"] {
+        let bytes = std::fs::read(data(name)).expect("reads");
+        attempt(&bytes).expect(name);
+        for end in 0..bytes.len() {
+            let _ = attempt(&bytes[..end]);
+        }
+        for at in 0..bytes.len() {
+            for value in [1, 0xff] {
+                let mut damaged = bytes.clone();
+                damaged[at] = value;
+                let _ = attempt(&damaged);
+            }
+        }
+    }
+}
+
+#[test]
+fn inverted_bytes_in_the_pixels_are_found() {
+    let mut bytes = std::fs::read(data("crop_u16_6b_zstd_planar.tif")).expect("reads");
+    let middle = bytes.len() / 2;
+    bytes[middle..middle + 64]
+        .iter_mut()
+        .for_each(|b| *b ^= 0xff);
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("damaged.tif");
+    std::fs::write(&path, &bytes).expect("writes");
+    let source = open(&path).expect("its directory is whole");
+    let error = source
+        .read_window(source.metadata().window())
+        .expect_err("one tile does not decode");
+    assert!(
+        matches!(error, Error::Damaged { .. }) && error.to_string().contains("damaged.tif"),
+        "{error}"
+    );
+}
