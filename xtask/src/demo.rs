@@ -137,7 +137,6 @@ impl<'a> Demo<'a> {
         self.say("export the weights as one file");
         let model = self.path("model.safetensors");
         self.terrashard("export")
-            .arg("--checkpoint")
             .arg(self.path("run"))
             .arg("-o")
             .arg(&model)
