@@ -1,1 +1,13 @@
-//! Trains, tests and runs Sentinel-2 super-resolution segmentation models on sharded model states
+//! Trains, tests and runs Sentinel-2 super-resolution segmentation models on sharded model states.
+//!
+//! This crate composes the others and holds no algorithm: a [`config`] becomes a run, a run leaves a
+//! [`run_directory`] behind.
+
+pub mod arguments;
+pub mod config;
+mod error;
+pub mod record;
+pub mod run_directory;
+pub mod schedule;
+
+pub use error::{Error, Result};

@@ -1,0 +1,269 @@
+//! The command line of `terrashard`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::config::Device;
+use crate::error::{Error, Result};
+
+/// Trains, tests and runs Sentinel-2 super-resolution segmentation models on sharded model states.
+#[derive(Debug, Parser)]
+#[command(name = "terrashard", version, arg_required_else_help = true)]
+pub struct Arguments {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Train the model of a configuration, or go on where a run ended.
+    Fit(FitArguments),
+    /// Measure a checkpoint on the test region, beside a trivial baseline.
+    Test(TestArguments),
+    /// Map whole scenes: one GeoTIFF of classes for each input.
+    Predict(PredictArguments),
+    /// Write a checkpoint's parameters as one safetensors file that describes itself.
+    Export(ExportArguments),
+    /// Tell what a raster file holds.
+    Info(InfoArguments),
+    /// Write report.json and a self-contained report.html of a run.
+    Report(ReportArguments),
+}
+
+/// Flags that change a configuration.
+#[derive(Debug, Clone, Default, Args)]
+pub struct ConfigFlags {
+    /// Number of ranks [default: the configuration's `zero.ranks`]
+    #[arg(long, value_name = "N")]
+    pub ranks: Option<usize>,
+    /// ZeRO stage [default: the configuration's `zero.stage`]
+    #[arg(long, value_name = "S")]
+    pub stage: Option<u8>,
+    /// Where tensors are
+    #[arg(long, value_enum, default_value = "cpu")]
+    pub device: DeviceFlag,
+    /// Set a key of the configuration, the value in TOML: `--set zero.stage=1`
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+}
+
+impl ConfigFlags {
+    /// The flags as `section.key=value`, the special ones after `--set`.
+    pub fn overrides(&self) -> Vec<String> {
+        let ranks = self.ranks.map(|ranks| format!("zero.ranks={ranks}"));
+        let stage = self.stage.map(|stage| format!("zero.stage={stage}"));
+        self.set.iter().cloned().chain(ranks).chain(stage).collect()
+    }
+}
+
+/// `--device`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum DeviceFlag {
+    /// The processor.
+    #[default]
+    Cpu,
+    /// NVIDIA GPUs.
+    Cuda,
+}
+
+impl DeviceFlag {
+    /// The device, if this build has it.
+    ///
+    /// # Errors
+    /// [`Error::NotSupported`].
+    pub fn device(self) -> Result<Device> {
+        match self {
+            DeviceFlag::Cpu => Ok(Device::Cpu),
+            DeviceFlag::Cuda => Err(Error::NotSupported {
+                key: "--device cuda".into(),
+                remedy: "use `--device cpu`".into(),
+            }),
+        }
+    }
+}
+
+/// `terrashard fit`.
+#[derive(Debug, Args)]
+pub struct FitArguments {
+    /// Configuration in TOML
+    pub config: PathBuf,
+    /// Run directory [default: runs/ and the configuration's name]
+    #[arg(long, value_name = "DIR")]
+    pub run: Option<PathBuf>,
+    /// Where to start: `auto` (the run's newest checkpoint, if any), a run or checkpoint, or `none`
+    #[arg(long, value_name = "auto|PATH|none")]
+    pub resume: Option<PathBuf>,
+    /// End cleanly after this step, with a checkpoint saved
+    #[arg(long, value_name = "STEP")]
+    pub stop_after: Option<u64>,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub flags: ConfigFlags,
+    /// Print nothing
+    #[arg(long)]
+    pub quiet: bool,
+}
+
+/// `terrashard test`.
+#[derive(Debug, Args)]
+pub struct TestArguments {
+    /// Configuration in TOML
+    pub config: PathBuf,
+    /// Run directory, checkpoint, or exported file [default: the run directory of the configuration's name]
+    #[arg(long, value_name = "RUN_OR_FILE")]
+    pub checkpoint: Option<PathBuf>,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub flags: ConfigFlags,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+    /// Show no progress
+    #[arg(long)]
+    pub quiet: bool,
+}
+
+/// `terrashard predict`.
+#[derive(Debug, Args)]
+pub struct PredictArguments {
+    /// Scenes, GeoTIFF
+    #[arg(value_name = "IN")]
+    pub inputs: Vec<PathBuf>,
+    /// Output file, or a folder for several inputs
+    #[arg(short, long, value_name = "OUT")]
+    pub output: PathBuf,
+    /// Run directory, checkpoint, or exported file
+    #[arg(long, value_name = "X")]
+    pub checkpoint: PathBuf,
+    /// Memory to stay below
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    pub memory: Option<u64>,
+    /// Pixels of the image that neighbouring windows share [default: the checkpoint's `data.overlap`]
+    #[arg(long, value_name = "PX")]
+    pub overlap: Option<usize>,
+    /// One scene from files of single bands: `B02=a.tif,B03=b.tif:1`
+    #[arg(long, value_name = "NAME=FILE[:BAND]", value_delimiter = ',')]
+    pub bands: Vec<String>,
+    /// Number of ranks
+    #[arg(long, value_name = "N")]
+    pub ranks: Option<usize>,
+    /// Where tensors are
+    #[arg(long, value_enum, default_value = "cpu")]
+    pub device: DeviceFlag,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+    /// Show no progress
+    #[arg(long)]
+    pub quiet: bool,
+}
+
+/// `terrashard export`.
+#[derive(Debug, Args)]
+pub struct ExportArguments {
+    /// Run directory or checkpoint
+    pub checkpoint: PathBuf,
+    /// Output file
+    #[arg(short, long, value_name = "OUT", default_value = "model.safetensors")]
+    pub output: PathBuf,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `terrashard info`.
+#[derive(Debug, Args)]
+pub struct InfoArguments {
+    /// Raster file
+    pub file: PathBuf,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `terrashard report`.
+#[derive(Debug, Args)]
+pub struct ReportArguments {
+    /// Run directory
+    pub run: PathBuf,
+    /// Folder for report.json and report.html [default: the run directory]
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// Predicted map to show [default: prediction.tif in the output folder, if there]
+    #[arg(long, value_name = "FILE")]
+    pub prediction: Option<PathBuf>,
+}
+
+/// A size such as `1GiB`, `512MiB` or `1000000`, in bytes.
+fn bytes(text: &str) -> Result<u64, String> {
+    let split = text
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let factor = match unit.trim() {
+        "" | "B" => 1u64,
+        "KiB" | "K" => 1 << 10,
+        "MiB" | "M" => 1 << 20,
+        "GiB" | "G" => 1 << 30,
+        _ => {
+            return Err(format!(
+                "unknown unit `{unit}`, write for example 1GiB or 512MiB"
+            ));
+        }
+    };
+    match number.parse::<f64>() {
+        Ok(number) => Ok((number * factor as f64) as u64),
+        Err(_) => Err("expected a number with a unit, for example 1GiB".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_commands_are_consistent() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn flags_override_in_order() {
+        let line = [
+            "terrashard",
+            "fit",
+            "run.toml",
+            "--set",
+            "zero.stage=0",
+            "--set",
+            "train.lr=1e-3",
+            "--ranks",
+            "4",
+            "--stage",
+            "2",
+        ];
+        let Command::Fit(fit) = Arguments::parse_from(line).command else {
+            panic!("fit was asked for")
+        };
+        assert_eq!(
+            fit.flags.overrides(),
+            [
+                "zero.stage=0",
+                "train.lr=1e-3",
+                "zero.ranks=4",
+                "zero.stage=2"
+            ]
+        );
+    }
+
+    #[test]
+    fn sizes_have_units() {
+        assert_eq!(bytes("1GiB"), Ok(1 << 30));
+        assert_eq!(bytes("0.5MiB"), Ok(1 << 19));
+        assert_eq!(bytes("12"), Ok(12));
+        assert!(bytes("1GB").unwrap_err().contains("1GiB"));
+    }
+}

@@ -1,0 +1,365 @@
+//! The configuration of a run: one TOML file, flags on top, checked before any work starts.
+//!
+//! Every key is read by something; a key that nothing reads is an error ([`Error::UnknownKey`]).
+//! Paths are relative to the configuration's own folder and become absolute when it is loaded.
+
+mod batch;
+mod keys;
+mod region;
+mod sections;
+
+pub use batch::Batch;
+pub use region::Region;
+pub use sections::{
+    Activation, CheckpointSection, Config, DataSection, Device, HeadNorm, LogSection, Loss,
+    ModelSection, NonFinite, Precision, Ranks, Resume, ScalingSection, SceneEntry, Schedule,
+    TrainSection, ZeroSection,
+};
+
+use std::path::Path;
+
+use toml::{Table, Value};
+
+use crate::error::{Error, Result};
+
+impl Config {
+    /// Reads a configuration and lays `overrides` (`section.key=value`, the value in TOML) over it.
+    ///
+    /// # Errors
+    /// [`Error::Read`] and [`Error::Syntax`] for the file, [`Error::UnknownKey`], [`Error::NotSupported`],
+    /// [`Error::MissingKey`] and [`Error::InvalidValue`] for what stands in it.
+    pub fn load(path: &Path, overrides: &[String]) -> Result<Self> {
+        let text = std::fs::read_to_string(path).map_err(Error::read(path))?;
+        let folder = path.parent().unwrap_or(Path::new("")).to_path_buf();
+        let folder = std::path::absolute(&folder).map_err(Error::read(&folder))?;
+        Self::parse(&text, path, &folder, overrides)
+    }
+
+    /// The same from text; `path` stands in messages, and paths are relative to `folder`.
+    ///
+    /// # Errors
+    /// As [`Config::load`].
+    pub fn parse(text: &str, path: &Path, folder: &Path, overrides: &[String]) -> Result<Self> {
+        let mut table: Table = text
+            .parse()
+            .map_err(|error: toml::de::Error| Error::Syntax {
+                path: path.into(),
+                message: located(text, &error),
+            })?;
+        for each in overrides {
+            set(&mut table, each)?;
+        }
+        keys::check(&mut table, path)?;
+        for section in keys::SECTIONS {
+            table
+                .entry(section)
+                .or_insert_with(|| Value::Table(Table::new()));
+        }
+        let mut config: Config =
+            Value::Table(table)
+                .try_into()
+                .map_err(|error: toml::de::Error| Error::Syntax {
+                    path: path.into(),
+                    message: one_line(&error.to_string()),
+                })?;
+        for scene in &mut config.data.scenes {
+            scene.image = folder.join(&scene.image);
+            scene.mask = scene.mask.take().map(|mask| folder.join(mask));
+        }
+        if let Resume::From(resume) = &mut config.checkpoint.resume {
+            *resume = folder.join(&resume);
+        }
+        config.validate(path)?;
+        Ok(config)
+    }
+
+    /// The configuration as TOML, with every default written out.
+    pub fn to_toml(&self) -> String {
+        toml::to_string(self).expect("every section is a table of plain values")
+    }
+
+    fn validate(&self, path: &Path) -> Result<()> {
+        let at_least_one = |key: &str, value: usize| match value {
+            0 => Err(Error::invalid(key, 0, "at least 1")),
+            _ => Ok(()),
+        };
+        let positive = |key: &str, value: f64| match value.is_finite() && value > 0.0 {
+            true => Ok(()),
+            false => Err(Error::invalid(key, value, "a number above 0")),
+        };
+        let (model, data, train) = (&self.model, &self.data, &self.train);
+        if data.scenes.is_empty() {
+            return Err(Error::MissingKey {
+                path: path.into(),
+                key: "data.scenes".into(),
+                remedy: "write `scenes = [{ image = \"scene.tif\", mask = \"label.tif\" }]` under [data]".into(),
+            });
+        }
+        if data.bands.len() != model.bands {
+            let expected = format!(
+                "`model.bands` = {} names, in the order of the model's channels",
+                model.bands
+            );
+            return Err(Error::invalid(
+                "data.bands",
+                format!("{} names", data.bands.len()),
+                expected,
+            ));
+        }
+        for (key, values) in [("data.mean", &data.mean), ("data.std", &data.std)] {
+            if let Some(values) = values
+                && values.len() != model.bands
+            {
+                return Err(Error::invalid(
+                    key,
+                    format!("{} values", values.len()),
+                    format!("{} values", model.bands),
+                ));
+            }
+        }
+        if data.mean.is_some() != data.std.is_some() {
+            return Err(Error::invalid(
+                "data.mean",
+                "one of mean and std",
+                "both of `data.mean` and `data.std`, or neither",
+            ));
+        }
+        at_least_one("data.chip", data.chip)?;
+        at_least_one("data.stride", data.stride)?;
+        if data.overlap >= data.chip {
+            return Err(Error::invalid(
+                "data.overlap",
+                data.overlap,
+                format!("less than `data.chip` = {}", data.chip),
+            ));
+        }
+        at_least_one("train.steps", train.steps as usize)?;
+        positive("train.lr", train.lr)?;
+        positive("data.scaling.scale", f64::from(data.scaling.scale))?;
+        if train.weight_decay < 0.0 {
+            return Err(Error::invalid(
+                "train.weight_decay",
+                train.weight_decay,
+                "0 or more",
+            ));
+        }
+        if let Some(norm) = train.clip_norm {
+            positive("train.clip_norm", norm)?;
+        }
+        if train.warmup_steps >= train.steps {
+            return Err(Error::invalid(
+                "train.warmup_steps",
+                train.warmup_steps,
+                format!("less than `train.steps` = {}", train.steps),
+            ));
+        }
+        if let Ranks::Count(count) = self.zero.ranks {
+            at_least_one("zero.ranks", count)?;
+        }
+        Ok(())
+    }
+}
+
+/// Lays one `section.key=value` over a table.
+fn set(table: &mut Table, assignment: &str) -> Result<()> {
+    let malformed = || {
+        Error::invalid(
+            "--set",
+            assignment,
+            "`section.key=value`, for example `zero.stage=1`",
+        )
+    };
+    let (key, text) = assignment.split_once('=').ok_or_else(malformed)?;
+    let mut parts: Vec<&str> = key.trim().split('.').collect();
+    let last = parts
+        .pop()
+        .filter(|last| !last.is_empty())
+        .ok_or_else(malformed)?;
+    let mut at = table;
+    for part in parts {
+        let entry = at.entry(part).or_insert_with(|| Value::Table(Table::new()));
+        at = entry.as_table_mut().ok_or_else(malformed)?;
+    }
+    at.insert(last.into(), value(text.trim()));
+    Ok(())
+}
+
+/// A TOML value, or a bare word as a string: shells eat quotes, so `--set train.schedule=cosine` has to do.
+fn value(text: &str) -> Value {
+    match format!("value = {text}").parse::<Table>() {
+        Ok(mut table) if table.len() == 1 => table.remove("value").expect("the only key"),
+        _ => Value::String(text.into()),
+    }
+}
+
+/// A TOML error in one line, with the line number of where it was seen.
+fn located(text: &str, error: &toml::de::Error) -> String {
+    let message = one_line(error.message());
+    match error.span() {
+        Some(span) => format!(
+            "line {}: {message}",
+            1 + text[..span.start.min(text.len())].matches('\n').count()
+        ),
+        None => message,
+    }
+}
+
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SMALL: &str = r#"
+        [data]
+        scenes = [{ image = "a.tif", mask = "b.tif" }]
+        bands = ["B02", "B03", "B04", "B08", "B11", "B12"]
+        [train]
+        steps = 10
+        lr = 1e-3
+    "#;
+
+    fn load(extra: &str, overrides: &[&str]) -> Result<Config> {
+        let overrides: Vec<String> = overrides.iter().map(|each| each.to_string()).collect();
+        Config::parse(
+            &format!("{SMALL}{extra}"),
+            Path::new("run.toml"),
+            Path::new("/scenes"),
+            &overrides,
+        )
+    }
+
+    #[track_caller]
+    fn check(extra: &str, overrides: &[&str], expected: &str) {
+        let error = load(extra, overrides).expect_err("the configuration is wrong");
+        assert_eq!(error.exit_code(), 2);
+        assert_eq!(error.to_string().lines().count(), 1);
+        assert!(error.to_string().contains(expected), "{error}");
+    }
+
+    #[test]
+    fn paths_are_relative_to_the_configuration() {
+        let config = load("", &[]).unwrap();
+        assert_eq!(config.data.scenes[0].image, Path::new("/scenes/a.tif"));
+        assert_eq!(
+            config.data.scenes[0].mask.as_deref(),
+            Some(Path::new("/scenes/b.tif"))
+        );
+    }
+
+    #[test]
+    fn unknown_keys_name_the_nearest() {
+        check(
+            "stpes = 3",
+            &[],
+            "unknown key `train.stpes`; the nearest known one is `train.steps`",
+        );
+        check(
+            "stage = 3",
+            &[],
+            "unknown key `train.stage`; the nearest known one is `zero.stage`",
+        );
+        check(
+            "[zreo]\nstage = 1",
+            &[],
+            "unknown key `zreo`; the nearest known one is `zero`",
+        );
+        check(
+            "",
+            &["data.scaling.scal=1.0"],
+            "unknown key `data.scaling.scal`; the nearest known one is `data.scaling.scale`",
+        );
+        check(
+            "",
+            &["data.scenes=[{ imag = \"x.tif\" }]"],
+            "unknown key `data.scenes.imag`; the nearest known one is `data.scenes.image`",
+        );
+    }
+
+    #[test]
+    fn values_are_checked_by_key() {
+        check("", &["train.steps=many"], "train.steps");
+        check(
+            "",
+            &["train.lr=-1.0"],
+            "failed to use `train.lr`: got -1, expected a number above 0",
+        );
+        check("", &["data.overlap=64"], "data.overlap");
+        check(
+            "",
+            &["data.bands=[\"B02\"]"],
+            "failed to use `data.bands`: got 1 names",
+        );
+        check("", &["zero.stage=4"], "zero.stage");
+        check("", &["data.train=wset"], "data.train");
+        check("", &["train.schedule=linear"], "train.schedule");
+        check("", &["zero.ranks=0"], "zero.ranks");
+        check("", &["nonsense"], "`section.key=value`");
+    }
+
+    #[test]
+    fn options_of_later_versions_are_refused_unless_off() {
+        check(
+            "",
+            &["zero.offload=true"],
+            "`zero.offload` is not supported yet",
+        );
+        check(
+            "",
+            &["zero.stage=3"],
+            "`zero.stage = 3` is not supported yet",
+        );
+        check(
+            "",
+            &["train.precision=bf16"],
+            "`train.precision` is not supported yet",
+        );
+        load(
+            "",
+            &["zero.offload=false", "zero.stage=2", "train.precision=fp32"],
+        )
+        .unwrap();
+    }
+
+    #[test]
+    fn overrides_take_toml_values_and_bare_words() {
+        let config = load(
+            "",
+            &[
+                "zero.stage=1",
+                "train.schedule=cosine",
+                "zero.ranks=\"auto\"",
+                "data.test={ left = 0.25, right = 0.5 }",
+            ],
+        )
+        .unwrap();
+        assert_eq!(config.zero.stage, terrashard_layout::Stage::One);
+        assert_eq!(config.train.schedule, Schedule::Cosine);
+        assert_eq!(config.zero.ranks, Ranks::Auto);
+        assert_eq!(config.data.test.window(100, 80), (25, 0, 25, 80));
+    }
+
+    #[test]
+    fn the_effective_configuration_reads_back_as_itself() {
+        let config = load(
+            "",
+            &["zero.ranks=3", "train.clip_norm=1.0", "data.train=north"],
+        )
+        .unwrap();
+        let again = Config::parse(
+            &config.to_toml(),
+            Path::new("run.toml"),
+            Path::new("/elsewhere"),
+            &[],
+        )
+        .unwrap();
+        assert_eq!(config, again);
+    }
+
+    #[test]
+    fn broken_toml_names_the_line() {
+        check("lr = ", &[], "failed to parse run.toml: line");
+    }
+}

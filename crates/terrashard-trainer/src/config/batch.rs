@@ -1,0 +1,109 @@
+//! How many samples a step takes, and how they are shared among ranks and micro-batches.
+
+use super::TrainSection;
+use crate::error::{Error, Result};
+
+/// The three batch sizes of a run; `global = micro * accumulate * ranks`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Batch {
+    /// Samples of one step over all ranks.
+    pub global: usize,
+    /// Samples of one forward pass on one rank.
+    pub micro: usize,
+    /// Micro-batches of one rank in one step.
+    pub accumulate: usize,
+}
+
+impl Batch {
+    /// Derives the sizes that are not given. Without any of the three a step is one sample on each rank.
+    ///
+    /// # Errors
+    /// [`Error::Batch`] if the sizes given do not fit each other or the ranks.
+    pub fn resolve(train: &TrainSection, ranks: usize) -> Result<Self> {
+        let unfit = |reason: String| Error::Batch { ranks, reason };
+        let divide = |global: usize, (name, by): (&str, usize)| match by > 0
+            && global > 0
+            && global.is_multiple_of(by * ranks)
+        {
+            true => Ok(global / (by * ranks)),
+            false => Err(unfit(format!(
+                "global_batch = {global} is not a multiple of {name} x ranks = {by} x {ranks}"
+            ))),
+        };
+        let (micro, accumulate) = match (train.global_batch, train.micro_batch, train.accumulate) {
+            (None, micro, accumulate) => (micro.unwrap_or(1), accumulate.unwrap_or(1)),
+            (Some(global), None, accumulate) => {
+                let accumulate = accumulate.unwrap_or(1);
+                (divide(global, ("accumulate", accumulate))?, accumulate)
+            }
+            (Some(global), Some(micro), None) => (micro, divide(global, ("micro_batch", micro))?),
+            (Some(_), Some(micro), Some(accumulate)) => (micro, accumulate),
+        };
+        if micro == 0 || accumulate == 0 {
+            return Err(unfit("a size is 0".into()));
+        }
+        let global = micro * accumulate * ranks;
+        match train.global_batch {
+            Some(given) if given != global => Err(unfit(format!(
+                "global_batch = {given}, but {micro} x {accumulate} x {ranks} = {global}"
+            ))),
+            _ => Ok(Batch {
+                global,
+                micro,
+                accumulate,
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resolve(sizes: [Option<usize>; 3], ranks: usize) -> Result<Batch> {
+        let [global_batch, micro_batch, accumulate] = sizes;
+        Batch::resolve(
+            &TrainSection {
+                global_batch,
+                micro_batch,
+                accumulate,
+                ..TrainSection::default()
+            },
+            ranks,
+        )
+    }
+
+    #[track_caller]
+    fn check(sizes: [Option<usize>; 3], ranks: usize, expected: (usize, usize, usize)) {
+        let batch = resolve(sizes, ranks).unwrap();
+        assert_eq!((batch.global, batch.micro, batch.accumulate), expected);
+    }
+
+    #[test]
+    fn any_two_give_the_third() {
+        check([Some(12), Some(2), None], 3, (12, 2, 2));
+        check([Some(12), None, Some(2)], 3, (12, 2, 2));
+        check([None, Some(2), Some(2)], 3, (12, 2, 2));
+        check([Some(12), Some(2), Some(2)], 3, (12, 2, 2));
+    }
+
+    #[test]
+    fn one_or_none_leaves_accumulation_at_one() {
+        check([Some(12), None, None], 4, (12, 3, 1));
+        check([None, Some(5), None], 2, (10, 5, 1));
+        check([None, None, None], 2, (2, 1, 1));
+    }
+
+    #[test]
+    fn sizes_that_do_not_fit_are_errors() {
+        for sizes in [
+            [Some(12), Some(5), None],
+            [Some(7), None, None],
+            [Some(8), Some(2), Some(2)],
+            [None, Some(0), None],
+        ] {
+            let error = resolve(sizes, 3).unwrap_err();
+            assert!(error.to_string().contains("train.global_batch"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! Which keys a configuration may hold, read off the section structs themselves.
+
+use std::path::Path;
+
+use serde::de::{self, Deserialize, Deserializer, Visitor};
+use toml::{Table, Value};
+
+use super::sections::{
+    CheckpointSection, Config, DataSection, LogSection, ModelSection, ScalingSection, SceneEntry,
+    TrainSection, ZeroSection,
+};
+use crate::error::{Error, Result};
+
+/// The sections, each a table.
+pub(super) const SECTIONS: [&str; 6] = ["model", "data", "train", "zero", "checkpoint", "log"];
+
+/// Options whose names are settled but that do not work yet, each with the value that means "off" and is accepted.
+const LATER: [(&str, &str); 11] = [
+    ("train.deterministic", "true"),
+    ("train.precision", "\"fp32\""),
+    ("zero.offload", "false"),
+    ("zero.offload_fraction", "0.0"),
+    ("zero.recompute", "false"),
+    ("zero.prefetch", "0"),
+    ("zero.reduce_dtype", "\"fp32\""),
+    ("zero.shard_group", "0"),
+    ("zero.overlap", "false"),
+    ("checkpoint.keep_best", "0"),
+    ("checkpoint.async", "false"),
+];
+
+/// Refuses unknown keys and options that do not work yet; takes the latter out of the table where they are off.
+pub(super) fn check(table: &mut Table, path: &Path) -> Result<()> {
+    for (key, off) in LATER {
+        let (section, name) = key.split_once('.').expect("each has a section");
+        let Some(section) = table.get_mut(section).and_then(Value::as_table_mut) else {
+            continue;
+        };
+        let Some(value) = section.get(name) else {
+            continue;
+        };
+        if value.to_string() != off {
+            return Err(Error::NotSupported {
+                key: key.into(),
+                remedy: format!("leave it out, or write `{off}`"),
+            });
+        }
+        if key != "train.precision" {
+            section.remove(name);
+        }
+    }
+    if table
+        .get("zero")
+        .and_then(|zero| zero.get("stage"))
+        .and_then(Value::as_integer)
+        == Some(3)
+    {
+        return Err(Error::NotSupported {
+            key: "zero.stage = 3".into(),
+            remedy: "use stage 0, 1 or 2".into(),
+        });
+    }
+    let known = known();
+    walk("", table, &known, path)
+}
+
+/// Every key with its sections, as dotted paths.
+fn known() -> Vec<String> {
+    let mut keys: Vec<String> = fields::<Config>()
+        .iter()
+        .map(|name| name.to_string())
+        .collect();
+    let nested: [(&str, &[&str]); 8] = [
+        ("model", fields::<ModelSection>()),
+        ("data", fields::<DataSection>()),
+        ("data.scenes", fields::<SceneEntry>()),
+        ("data.scaling", fields::<ScalingSection>()),
+        ("train", fields::<TrainSection>()),
+        ("zero", fields::<ZeroSection>()),
+        ("checkpoint", fields::<CheckpointSection>()),
+        ("log", fields::<LogSection>()),
+    ];
+    for (prefix, names) in nested {
+        keys.extend(names.iter().map(|name| format!("{prefix}.{name}")));
+    }
+    keys
+}
+
+fn walk(prefix: &str, table: &Table, known: &[String], path: &Path) -> Result<()> {
+    for (name, value) in table {
+        let key = if prefix.is_empty() {
+            name.clone()
+        } else {
+            format!("{prefix}.{name}")
+        };
+        if !known.contains(&key) {
+            return Err(Error::UnknownKey {
+                path: path.into(),
+                nearest: nearest(&key, known),
+                key,
+            });
+        }
+        let has_known_keys = known.iter().any(|each| {
+            each.strip_prefix(&key)
+                .is_some_and(|rest| rest.starts_with('.'))
+        });
+        match value {
+            Value::Table(table) if has_known_keys => walk(&key, table, known, path)?,
+            Value::Array(entries) if has_known_keys => {
+                for table in entries.iter().filter_map(Value::as_table) {
+                    walk(&key, table, known, path)?;
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// The known key with the most similar last part; one in the same section wins a tie.
+fn nearest(key: &str, known: &[String]) -> String {
+    let split = |key: &str| {
+        key.rsplit_once('.')
+            .map_or((String::new(), key.to_string()), |(a, b)| {
+                (a.into(), b.into())
+            })
+    };
+    let (section, name) = split(key);
+    let distance = |candidate: &&String| {
+        let (other_section, other_name) = split(candidate);
+        2 * strsim::damerau_levenshtein(&name, &other_name) + usize::from(section != other_section)
+    };
+    known
+        .iter()
+        .min_by_key(distance)
+        .cloned()
+        .unwrap_or_default()
+}
+
+/// The field names that a struct's `Deserialize` asks for.
+fn fields<'de, T: Deserialize<'de>>() -> &'static [&'static str] {
+    let mut names: &'static [&'static str] = &[];
+    // It always fails: the names are all that is wanted.
+    let _ = T::deserialize(FieldNames(&mut names));
+    names
+}
+
+struct FieldNames<'a>(&'a mut &'static [&'static str]);
+
+impl<'de> Deserializer<'de> for FieldNames<'_> {
+    type Error = de::value::Error;
+
+    fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, Self::Error> {
+        Err(de::Error::custom("not a struct"))
+    }
+
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        fields: &'static [&'static str],
+        _: V,
+    ) -> Result<V::Value, Self::Error> {
+        *self.0 = fields;
+        Err(de::Error::custom("only the names are wanted"))
+    }
+
+    serde::forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit unit_struct
+        newtype_struct seq tuple tuple_struct map enum identifier ignored_any
+    }
+}

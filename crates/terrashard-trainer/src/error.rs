@@ -1,0 +1,155 @@
+//! Everything that can go wrong in a run, told in one line that names the file or key and the remedy.
+
+use std::path::PathBuf;
+
+/// The result of the trainer's functions.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What failed, and by that which exit code the program ends with ([`Error::exit_code`]).
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A file that has to be there cannot be read.
+    #[error("failed to read {}: {source}; check the path and its permissions", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A file or folder cannot be written.
+    #[error("failed to write {}: {source}; check the free space and the permissions of its folder", path.display())]
+    Write {
+        /// The file or folder.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A configuration or a record is not in its format.
+    #[error("failed to parse {}: {message}", path.display())]
+    Syntax {
+        /// The file.
+        path: PathBuf,
+        /// Where and why, in one line.
+        message: String,
+    },
+    /// A configuration holds a key that nothing reads.
+    #[error("failed to use {}: unknown key `{key}`; the nearest known one is `{nearest}`", path.display())]
+    UnknownKey {
+        /// The configuration.
+        path: PathBuf,
+        /// The key, with its section.
+        key: String,
+        /// The known key with the most similar name.
+        nearest: String,
+    },
+    /// A key or flag has a value that it cannot take.
+    #[error("failed to use `{key}`: got {got}, expected {expected}")]
+    InvalidValue {
+        /// The key with its section, or the flag.
+        key: String,
+        /// The value.
+        got: String,
+        /// What it may be.
+        expected: String,
+    },
+    /// A required key is missing.
+    #[error("failed to use {}: `{key}` is missing; {remedy}", path.display())]
+    MissingKey {
+        /// The configuration.
+        path: PathBuf,
+        /// The key, with its section.
+        key: String,
+        /// What to write.
+        remedy: String,
+    },
+    /// A known option that this version does not offer.
+    #[error("`{key}` is not supported yet; {remedy}")]
+    NotSupported {
+        /// The key with its section, or the flag.
+        key: String,
+        /// What to do instead.
+        remedy: String,
+    },
+    /// The three batch settings contradict each other.
+    #[error(
+        "failed to use `train.global_batch`, `train.micro_batch`, `train.accumulate` on {ranks} ranks: {reason}; \
+         global_batch = micro_batch x accumulate x ranks, give two of the three"
+    )]
+    Batch {
+        /// Number of ranks.
+        ranks: usize,
+        /// Which settings do not fit.
+        reason: String,
+    },
+    /// The training region has fewer samples than there are ranks.
+    #[error(
+        "failed to share {samples} training samples among {ranks} ranks; \
+         lower `zero.ranks`, or get more samples by a smaller `data.stride` or `data.min_foreground`"
+    )]
+    TooFewSamples {
+        /// Number of chips in the training region.
+        samples: usize,
+        /// Number of ranks.
+        ranks: usize,
+    },
+    /// The run directory holds another run's checkpoints.
+    #[error("failed to start in {}: it already holds checkpoints; continue with `--resume auto` or choose another `--run`", path.display())]
+    RunExists {
+        /// The run directory.
+        path: PathBuf,
+    },
+    /// No checkpoint was found where one was asked for.
+    #[error("failed to find a checkpoint at {}; {remedy}", path.display())]
+    NoCheckpoint {
+        /// The path given.
+        path: PathBuf,
+        /// What to give instead.
+        remedy: String,
+    },
+    /// A loss or gradient is not finite.
+    #[error("the loss is {loss} at step {step}; lower `train.lr` or set `train.clip_norm`")]
+    NonFinite {
+        /// The step, counted from 1.
+        step: u64,
+        /// The loss.
+        loss: f64,
+    },
+}
+
+impl Error {
+    /// 2 for wrong use or bad input, 1 for a failure while working.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Error::Write { .. } | Error::NonFinite { .. } => 1,
+            _ => 2,
+        }
+    }
+
+    /// A closure for `map_err` on reading `path`.
+    pub(crate) fn read(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Error {
+        let path = path.into();
+        move |source| Error::Read { path, source }
+    }
+
+    /// A closure for `map_err` on writing `path`.
+    pub(crate) fn write(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Error {
+        let path = path.into();
+        move |source| Error::Write { path, source }
+    }
+
+    /// The value of a key that it cannot take.
+    pub(crate) fn invalid(
+        key: impl Into<String>,
+        got: impl ToString,
+        expected: impl Into<String>,
+    ) -> Error {
+        Error::InvalidValue {
+            key: key.into(),
+            got: got.to_string(),
+            expected: expected.into(),
+        }
+    }
+}

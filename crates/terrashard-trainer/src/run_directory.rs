@@ -1,0 +1,179 @@
+//! Where a run keeps what it leaves behind.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `config.toml` | the effective configuration |
+//! | `metrics.jsonl` | one object per step, [`StepRecord`] |
+//! | `sessions.jsonl` | one object per call of `fit`, [`SessionRecord`] |
+//! | `checkpoints/step-NNNNNN/` | sharded checkpoints; `checkpoints/latest` names the newest |
+//! | `test.json` | what `test` measured last |
+//! | `report.json`, `report.html` | the report |
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+
+use crate::error::{Error, Result};
+use crate::record::{SessionRecord, StepRecord};
+
+/// A run directory, there or to be made.
+#[derive(Debug, Clone)]
+pub struct RunDirectory {
+    root: PathBuf,
+}
+
+impl RunDirectory {
+    /// The directory at `root`; nothing is touched.
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
+    }
+
+    /// The default for a configuration: `runs/` and the configuration's name.
+    pub fn for_config(config: &Path) -> Self {
+        let name = config.file_stem().unwrap_or("run".as_ref());
+        Self::new(Path::new("runs").join(name))
+    }
+
+    /// Makes the directory and its folder for checkpoints.
+    ///
+    /// # Errors
+    /// [`Error::Write`].
+    pub fn create(&self) -> Result<()> {
+        fs::create_dir_all(self.checkpoints()).map_err(Error::write(self.checkpoints()))
+    }
+
+    /// The directory itself.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The effective configuration.
+    pub fn config(&self) -> PathBuf {
+        self.root.join("config.toml")
+    }
+
+    /// One object per step.
+    pub fn metrics(&self) -> PathBuf {
+        self.root.join("metrics.jsonl")
+    }
+
+    /// One object per call of `fit`.
+    pub fn sessions(&self) -> PathBuf {
+        self.root.join("sessions.jsonl")
+    }
+
+    /// What `test` measured last.
+    pub fn test(&self) -> PathBuf {
+        self.root.join("test.json")
+    }
+
+    /// The folder of the checkpoints.
+    pub fn checkpoints(&self) -> PathBuf {
+        self.root.join("checkpoints")
+    }
+
+    /// The steps recorded so far.
+    ///
+    /// # Errors
+    /// [`Error::Read`], [`Error::Syntax`].
+    pub fn steps(&self) -> Result<Vec<StepRecord>> {
+        lines(&self.metrics())
+    }
+
+    /// The calls of `fit` recorded so far.
+    ///
+    /// # Errors
+    /// [`Error::Read`], [`Error::Syntax`].
+    pub fn session_records(&self) -> Result<Vec<SessionRecord>> {
+        lines(&self.sessions())
+    }
+
+    /// Adds a call of `fit` to the record.
+    ///
+    /// # Errors
+    /// [`Error::Write`].
+    pub fn append_session(&self, record: &SessionRecord) -> Result<()> {
+        let path = self.sessions();
+        let line = serde_json::to_string(record).expect("a record is plain data");
+        let file = fs::OpenOptions::new().create(true).append(true).open(&path);
+        file.and_then(|mut file| writeln!(file, "{line}"))
+            .map_err(Error::write(&path))
+    }
+
+    /// Drops what was recorded after `step`: a run that goes on from there records it anew.
+    ///
+    /// # Errors
+    /// [`Error::Read`], [`Error::Syntax`], [`Error::Write`].
+    pub fn forget_after(&self, step: u64) -> Result<()> {
+        let path = self.metrics();
+        if !path.exists() {
+            return Ok(());
+        }
+        let kept = self
+            .steps()?
+            .into_iter()
+            .filter(|record| record.step <= step);
+        let text: String = kept.map(|record| record.to_line()).collect();
+        replace(&path, text.as_bytes())
+    }
+}
+
+/// Writes a file as a whole: to a temporary one beside it, which then takes its place.
+///
+/// # Errors
+/// [`Error::Write`].
+pub fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
+    let mut name = path.file_name().unwrap_or_default().to_os_string();
+    name.push(".tmp");
+    let temporary = path.with_file_name(name);
+    fs::write(&temporary, bytes)
+        .and_then(|()| fs::rename(&temporary, path))
+        .map_err(|source| {
+            // Best effort: the error that is told is the first one.
+            let _ = fs::remove_file(&temporary);
+            Error::Write {
+                path: path.into(),
+                source,
+            }
+        })
+}
+
+/// One value per line; a last line that a crash cut short is left out.
+fn lines<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>> {
+    let text = fs::read_to_string(path).map_err(Error::read(path))?;
+    let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+    let parse = |(index, line)| {
+        serde_json::from_str(line).map_err(|error| Error::Syntax {
+            path: path.into(),
+            message: format!("line {}: {error}", index + 1),
+        })
+    };
+    whole.lines().enumerate().map(parse).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(step: u64) -> StepRecord {
+        StepRecord {
+            step,
+            loss: 0.5,
+            ..StepRecord::default()
+        }
+    }
+
+    #[test]
+    fn a_resumed_run_forgets_later_steps_and_a_torn_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = RunDirectory::new(folder.path());
+        let text: String = (1..=4).map(|step| record(step).to_line()).collect();
+        fs::write(run.metrics(), format!("{text}{{\"step\": 5, \"lo")).unwrap();
+        assert_eq!(run.steps().unwrap().len(), 4);
+        run.forget_after(2).unwrap();
+        assert_eq!(run.steps().unwrap(), [record(1), record(2)]);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+}
