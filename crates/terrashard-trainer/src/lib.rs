@@ -7,6 +7,7 @@ pub mod arguments;
 pub mod config;
 mod error;
 pub mod record;
+pub mod report;
 pub mod run_directory;
 pub mod schedule;
 

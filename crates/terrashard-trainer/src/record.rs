@@ -2,12 +2,13 @@
 
 mod progress;
 
+pub(crate) use progress::clock;
 pub use progress::{Display, Progress};
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use terrashard_layout::{RankBytes, Stage};
@@ -67,6 +68,59 @@ pub struct SessionRecord {
     pub predicted: Vec<RankBytes>,
     /// Bytes that the largest rank really held, at this call's stage.
     pub counted: Option<RankBytes>,
+}
+
+/// How well a map of foreground agrees with the label, over valid pixels.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Scores {
+    /// Intersection over union of the foreground.
+    pub iou: f64,
+    /// Harmonic mean of precision and recall, `2 iou / (1 + iou)`.
+    pub f1: f64,
+    /// Share of the predicted foreground that is foreground.
+    pub precision: f64,
+    /// Share of the foreground that was predicted.
+    pub recall: f64,
+    /// Share of the valid pixels that is foreground.
+    pub prevalence: f64,
+    /// `iou` over the pixels near an edge between foreground and background.
+    pub shore_iou: Option<f64>,
+}
+
+/// What `test` measured: what it prints as JSON, and `test.json`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TestRecord {
+    /// The model's scores.
+    #[serde(flatten)]
+    pub scores: Scores,
+    /// A pixel is foreground where its probability is above this.
+    pub threshold: f64,
+    /// Labelled pixels of the test region.
+    pub valid_pixels: u64,
+    /// Labelled pixels near an edge.
+    pub shore_pixels: u64,
+    /// The scores of the NDWI threshold, where the bands allow it.
+    pub baseline: Option<Scores>,
+    /// What was measured.
+    pub checkpoint: PathBuf,
+    /// Its step, if it is a run's.
+    pub step: Option<u64>,
+    /// Wall time in seconds.
+    pub seconds: f64,
+}
+
+impl TestRecord {
+    /// Reads a `test.json`.
+    ///
+    /// # Errors
+    /// [`Error::Read`], [`Error::Syntax`].
+    pub fn read(path: &Path) -> Result<Self> {
+        let text = std::fs::read_to_string(path).map_err(Error::read(path))?;
+        serde_json::from_str(&text).map_err(|error| Error::Syntax {
+            path: path.into(),
+            message: error.to_string(),
+        })
+    }
 }
 
 /// Appends to `metrics.jsonl`, a line at a time, so that a killed run leaves whole lines.

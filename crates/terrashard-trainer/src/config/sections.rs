@@ -123,6 +123,8 @@ pub struct DataSection {
     pub shore: usize,
     /// The baseline calls a pixel water where its NDWI, (green - nir) / (green + nir), is above this. Default: -0.04.
     pub ndwi_threshold: f64,
+    /// What a reader of the report should know about the baseline on these data. Default: nothing.
+    pub baseline_note: Option<String>,
 }
 
 impl Default for DataSection {
@@ -144,6 +146,7 @@ impl Default for DataSection {
             min_foreground: 0,
             shore: 5,
             ndwi_threshold: -0.04,
+            baseline_note: None,
         }
     }
 }

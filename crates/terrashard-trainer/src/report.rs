@@ -1,0 +1,102 @@
+//! The report of a run: `report.json` for programs, a self-contained `report.html` for people.
+
+mod charts;
+mod page;
+mod pictures;
+
+use std::path::Path;
+
+use serde::Serialize;
+use terrashard_layout::Stage;
+
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::record::{Scores, StepRecord, TestRecord};
+use crate::run_directory::{RunDirectory, replace};
+use page::Content;
+
+/// The figures of a run, as they stand in `report.json`.
+#[derive(Debug, Clone, Serialize)]
+pub struct Report {
+    /// Steps made.
+    pub steps: u64,
+    /// The checkpoint's step that the last call of `fit` started from.
+    pub resumed_from_step: Option<u64>,
+    /// Ranks of the last call.
+    pub ranks: usize,
+    /// ZeRO stage of the last call.
+    pub stage: Stage,
+    /// Wall time of all calls of `fit` and of the test.
+    pub seconds: f64,
+    /// Mean loss of the last twentieth of the steps.
+    pub loss: Option<f64>,
+    /// Median over steps.
+    pub images_s: f64,
+    /// What `test` measured, if it was run.
+    pub test: Option<TestRecord>,
+    /// The baseline's scores on the same pixels.
+    pub baseline: Option<Scores>,
+}
+
+/// Writes `report.json` and `report.html` of a run into the folder `out`. Pictures show `prediction` if given.
+///
+/// # Errors
+/// [`Error::Read`] and [`Error::Syntax`] for what the run left; [`Error::Write`].
+pub fn write(run: &RunDirectory, out: &Path, prediction: Option<&Path>) -> Result<()> {
+    let config = Config::load(&run.config(), &[])?;
+    let (steps, sessions) = (run.steps()?, run.session_records()?);
+    let test = match run.test().exists() {
+        true => Some(TestRecord::read(&run.test())?),
+        false => None,
+    };
+    let Some(last) = sessions.last() else {
+        return Err(Error::NoCheckpoint {
+            path: run.sessions(),
+            remedy: "run `terrashard fit` to its end first".into(),
+        });
+    };
+    let fit_seconds: f64 = sessions.iter().map(|session| session.seconds).sum();
+    let report = Report {
+        steps: last.last_step,
+        resumed_from_step: last.resumed_from_step,
+        ranks: last.ranks,
+        stage: last.stage,
+        seconds: fit_seconds + test.as_ref().map_or(0.0, |test| test.seconds),
+        loss: final_loss(&steps),
+        images_s: median(steps.iter().map(|step| step.images_s).collect()),
+        baseline: test.as_ref().and_then(|test| test.baseline.clone()),
+        test,
+    };
+    let shown = run
+        .root()
+        .file_name()
+        .map_or_else(|| "run".into(), |name| name.to_string_lossy());
+    let (scene, detail) = (Vec::new(), Vec::new());
+    let _ = prediction;
+    let page = page::render(&Content {
+        name: &shown,
+        report: &report,
+        steps: &steps,
+        sessions: &sessions,
+        baseline_note: config.data.baseline_note.as_deref(),
+        shore: format!("within {} pixels of the edge", config.data.shore),
+        scene,
+        detail,
+        config: &config.to_toml(),
+    });
+    std::fs::create_dir_all(out).map_err(Error::write(out))?;
+    let json = serde_json::to_string_pretty(&report).expect("a report is plain data");
+    replace(&out.join("report.json"), (json + "\n").as_bytes())?;
+    replace(&out.join("report.html"), page.as_bytes())
+}
+
+/// The mean of the last twentieth of the steps, at least one.
+fn final_loss(steps: &[StepRecord]) -> Option<f64> {
+    let last = &steps[steps.len() - steps.len().div_ceil(20)..];
+    (!last.is_empty()).then(|| last.iter().map(|step| step.loss).sum::<f64>() / last.len() as f64)
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(0.0)
+}
