@@ -1,0 +1,184 @@
+//! What is left to do of a call once all ranks have published their inputs.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use burn::tensor::{DType, FloatDType, TensorData};
+use half::{bf16, f16};
+
+use crate::sum::Summand;
+use crate::{Call, Error, Result, Verb};
+
+/// Elements of an all-reduce that one rank claims at a time.
+const SEGMENT: usize = 1 << 16;
+
+/// Calls a generic function for the element type that `$dtype` names.
+macro_rules! with_element {
+    ($dtype:expr, $element:ident => $body:expr) => {
+        match $dtype {
+            FloatDType::F32 => {
+                type $element = f32;
+                $body
+            }
+            FloatDType::F64 => {
+                type $element = f64;
+                $body
+            }
+            FloatDType::BF16 => {
+                type $element = bf16;
+                $body
+            }
+            FloatDType::F16 => {
+                type $element = f16;
+                $body
+            }
+            other => unreachable!("{other:?} was refused before it was published"),
+        }
+    };
+}
+
+/// The type in which elements of `dtype` are exchanged, which is the same.
+///
+/// # Errors
+///
+/// [`Error::UnsupportedType`] unless it is f32, f64, bf16 or f16.
+pub(super) fn element_type(dtype: DType) -> Result<FloatDType> {
+    match dtype {
+        DType::F32 => Ok(FloatDType::F32),
+        DType::F64 => Ok(FloatDType::F64),
+        DType::BF16 => Ok(FloatDType::BF16),
+        DType::F16 => Ok(FloatDType::F16),
+        dtype => Err(Error::UnsupportedType { dtype }),
+    }
+}
+
+/// The inputs of all ranks for one call, and the sum that they share.
+#[derive(Debug)]
+pub(super) struct Work {
+    call: Call,
+    /// One for each rank, in rank order.
+    inputs: Vec<TensorData>,
+    /// The sum of an all-reduce, in segments; empty for other verbs, where no rank needs another's work.
+    segments: Vec<OnceLock<Segment>>,
+    claimed: AtomicUsize,
+    done: AtomicUsize,
+}
+
+/// A part of a sum, or the rank that panicked over it.
+type Segment = Result<TensorData, usize>;
+
+impl Work {
+    pub(super) fn new(call: Call, inputs: Vec<TensorData>) -> Self {
+        let segments = if call.verb == Verb::AllReduce {
+            call.len.div_ceil(SEGMENT)
+        } else {
+            0
+        };
+        let segments = (0..segments).map(|_| OnceLock::new()).collect();
+        Self {
+            call,
+            inputs,
+            segments,
+            claimed: AtomicUsize::new(0),
+            done: AtomicUsize::new(0),
+        }
+    }
+
+    /// Adds segments that no other rank has claimed, until none is left, and calls `finished` after the last one.
+    pub(super) fn share(&self, rank: usize, finished: impl Fn()) {
+        loop {
+            let index = self.claimed.fetch_add(1, Ordering::Relaxed);
+            if index >= self.segments.len() {
+                return;
+            }
+            let claim = Claim {
+                work: self,
+                index,
+                rank,
+                finished: &finished,
+            };
+            let range = index * SEGMENT..((index + 1) * SEGMENT).min(self.call.len);
+            let sum = with_element!(self.call.dtype, E => self.sum::<E>(range));
+            claim.work.segments[index]
+                .set(Ok(sum))
+                .expect("a segment is claimed once");
+        }
+    }
+
+    /// Whether every segment is there.
+    pub(super) fn is_done(&self) -> bool {
+        self.done.load(Ordering::Acquire) == self.segments.len()
+    }
+
+    /// What `rank` gets. Every segment has to be there.
+    pub(super) fn result(&self, rank: usize) -> Result<TensorData> {
+        with_element!(self.call.dtype, E => self.collect::<E>(rank))
+    }
+
+    fn collect<E: Summand>(&self, rank: usize) -> Result<TensorData> {
+        let ranks = self.inputs.len();
+        let parts = match self.call.verb {
+            Verb::ReduceScatter => {
+                let len = self.call.len / ranks;
+                return Ok(self.sum::<E>(rank * len..(rank + 1) * len));
+            }
+            Verb::AllGather => self.inputs.iter().map(elements::<E>).collect(),
+            Verb::Broadcast { root } => vec![elements::<E>(&self.inputs[root])],
+            Verb::Barrier => Vec::new(),
+            Verb::AllReduce => self
+                .segments()
+                .map(|part| part.map(elements::<E>))
+                .collect::<Result<Vec<_>>>()?,
+        };
+        let joined = parts.concat();
+        let len = joined.len();
+        Ok(TensorData::new(joined, [len]))
+    }
+
+    fn segments(&self) -> impl Iterator<Item = Result<&TensorData>> {
+        self.segments.iter().map(|segment| {
+            match segment.get().expect("waited for until all were there") {
+                Ok(sum) => Ok(sum),
+                Err(rank) => Err(Error::Poisoned {
+                    rank: *rank,
+                    reason: "panicked during a sum".to_owned(),
+                }),
+            }
+        })
+    }
+
+    /// The sum over ranks of the elements in `range`.
+    fn sum<E: Summand>(&self, range: std::ops::Range<usize>) -> TensorData {
+        let terms: Vec<&[E]> = self
+            .inputs
+            .iter()
+            .map(|input| &elements(input)[range.clone()])
+            .collect();
+        let mut sum = Vec::with_capacity(range.len());
+        E::append_sum(&mut sum, &terms);
+        TensorData::new(sum, [range.len()])
+    }
+}
+
+fn elements<E: Summand>(data: &TensorData) -> &[E] {
+    data.as_slice()
+        .expect("host data of the element type that was checked when it was published")
+}
+
+/// The right and the duty to add one segment. Dropped after the segment is set, or by a panic, which it reports in
+/// the segment's place: nobody waits for a segment that does not come.
+struct Claim<'a, F: Fn()> {
+    work: &'a Work,
+    index: usize,
+    rank: usize,
+    finished: &'a F,
+}
+
+impl<F: Fn()> Drop for Claim<'_, F> {
+    fn drop(&mut self) {
+        self.work.segments[self.index].get_or_init(|| Err(self.rank));
+        if self.work.done.fetch_add(1, Ordering::AcqRel) + 1 == self.work.segments.len() {
+            (self.finished)();
+        }
+    }
+}

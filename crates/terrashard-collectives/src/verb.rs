@@ -1,0 +1,60 @@
+//! What a rank can ask of its group.
+
+use std::fmt;
+
+use burn::tensor::FloatDType;
+
+/// One of the collective operations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Verb {
+    /// Every rank gets the sum.
+    AllReduce,
+    /// Every rank gets its part of the sum.
+    ReduceScatter,
+    /// Every rank gets everybody's input.
+    AllGather,
+    /// Every rank gets the input of the root.
+    Broadcast {
+        /// The rank whose input is taken.
+        root: usize,
+    },
+    /// Every rank waits for every other.
+    Barrier,
+}
+
+impl fmt::Display for Verb {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AllReduce => write!(f, "all-reduce"),
+            Self::ReduceScatter => write!(f, "reduce-scatter"),
+            Self::AllGather => write!(f, "all-gather"),
+            Self::Broadcast { root } => write!(f, "broadcast from rank {root}"),
+            Self::Barrier => write!(f, "barrier"),
+        }
+    }
+}
+
+/// A call as all ranks have to make it alike.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Call {
+    /// The operation.
+    pub verb: Verb,
+    /// Elements of the input.
+    pub len: usize,
+    /// The element type of the input.
+    pub dtype: FloatDType,
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.verb {
+            Verb::Barrier => write!(f, "{}", self.verb),
+            verb => write!(
+                f,
+                "{verb} of {} {}",
+                self.len,
+                format!("{:?}", self.dtype).to_lowercase()
+            ),
+        }
+    }
+}
