@@ -1,1 +1,32 @@
-//! The sharded optimizer: ZeRO stages over any burn module
+//! The sharded optimizer: ZeRO stages 0, 1 and 2 over any burn module.
+//!
+//! Each rank builds its own model and a [`ZeroOptimizer`] from it. In forward, the model's blocks are entered one by
+//! one with [`ZeroOptimizer::enter`]; their parameters join the autodiff graph at the depth of the activation that
+//! goes into the block, so that [`ZeroOptimizer::backward`] reduces gradients block by block while backward goes on.
+//! [`ZeroOptimizer::step`] clips, updates the rank's shard with AdamW and gathers the parameters.
+//!
+//! A user who changes the stage, the rank count or the accumulation gets the same training within rounding: stages at
+//! equal rank count and accumulation 1 are bitwise equal, since sums run in rank order and the update is element-wise.
+//!
+//! Invariants: knows nothing of images, models or files; every collective is issued in an order that follows from the
+//! shard table alone; a rank holds what [`terrashard_layout::Stage`] says and no more between steps.
+
+mod adamw;
+mod anchor;
+mod config;
+mod error;
+mod packing;
+mod parameters;
+mod policy;
+mod reducer;
+mod setup;
+mod state;
+mod values;
+mod zero_optimizer;
+
+pub use config::{AdamW, NonFinite, ParameterGroup, Reduction, Select, ZeroConfig};
+pub use error::{Error, Result};
+pub use parameters::{Declared, declared};
+pub use setup::Initial;
+pub use state::{ReadState, StateKind, StatePiece};
+pub use zero_optimizer::{HeldBytes, StepOutcome, ZeroOptimizer};

@@ -1,0 +1,117 @@
+//! What can go wrong while sharding, reducing and updating.
+
+use terrashard_layout::ElementType;
+
+/// A result of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a sharded optimizer could not do what was asked.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The shard table could not be built from the module's parameters.
+    #[error("failed to lay out the parameters: {source}")]
+    Layout {
+        /// What the layout found.
+        #[from]
+        source: terrashard_layout::Error,
+    },
+    /// A collective operation failed, most often because another rank did.
+    #[error("failed in a collective operation: {source}")]
+    Collective {
+        /// What the communicator reports.
+        #[from]
+        source: terrashard_collectives::Error,
+    },
+    /// A value of the configuration cannot be used.
+    #[error("invalid optimizer setting {key} = {value}: {expected}")]
+    Setting {
+        /// Name of the setting.
+        key: &'static str,
+        /// The value that was given.
+        value: String,
+        /// What would be accepted.
+        expected: &'static str,
+    },
+    /// The stage needs more than this version can do.
+    #[error("ZeRO stage {stage} is not supported yet: use stage 0, 1 or 2")]
+    Stage {
+        /// The stage that was asked for.
+        stage: terrashard_layout::Stage,
+    },
+    /// The ranks built different tables: another model, other settings or another rank count.
+    #[error(
+        "rank {rank} has another shard table than rank 0: every rank must build the same model with the same settings"
+    )]
+    TableMismatch {
+        /// The first rank that differs.
+        rank: usize,
+    },
+    /// A module was entered whose parameters this optimizer does not hold.
+    #[error(
+        "a module with a parameter of shape {shape:?} was entered that does not belong to this optimizer: enter parts of the model it was built from"
+    )]
+    ForeignParameter {
+        /// Shape of the parameter.
+        shape: Vec<usize>,
+    },
+    /// The initial values of a parameter have another length than its shape says.
+    #[error("initial values of {name}: expected {expected} elements, got {got}")]
+    InitialLength {
+        /// The parameter.
+        name: String,
+        /// Elements its shape holds.
+        expected: usize,
+        /// Elements that were given.
+        got: usize,
+    },
+    /// More micro-batches ran than one optimizer step accumulates, or a step came before any.
+    #[error("{got} micro-batches in a step that accumulates {expected}")]
+    MicroBatches {
+        /// Configured number of micro-batches.
+        expected: usize,
+        /// Number that ran.
+        got: usize,
+    },
+    /// A gradient held NaN or infinity and the policy is to stop.
+    #[error("non-finite gradient in step {step} on {ranks} rank(s), first in {parameter}")]
+    NonFinite {
+        /// The optimizer step, counted from 1.
+        step: u64,
+        /// How many ranks saw non-finite values in their shard.
+        ranks: usize,
+        /// The first such parameter on this rank, or a note that it lies on another rank.
+        parameter: String,
+    },
+    /// Saved bytes do not fit the place they are loaded into.
+    #[error("state {kind:?} of {name}: expected {expected} bytes of {dtype:?}, got {got}")]
+    StateLength {
+        /// The parameter.
+        name: String,
+        /// Which state of it.
+        kind: crate::StateKind,
+        /// Element type of the state.
+        dtype: ElementType,
+        /// Bytes needed.
+        expected: usize,
+        /// Bytes given.
+        got: usize,
+    },
+    /// Reading a saved state failed.
+    #[error("failed to load state {kind:?} of {name}: {source}")]
+    LoadState {
+        /// The parameter.
+        name: String,
+        /// Which state of it.
+        kind: crate::StateKind,
+        /// What the reader reports.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// Tensor data could not be read back from the device.
+    #[error("failed to read a tensor from the device: {reason}")]
+    Device {
+        /// What the backend reports.
+        reason: String,
+    },
+}
