@@ -1,0 +1,203 @@
+//! Reading a checkpoint by name and interval, whatever rank count wrote it.
+
+use std::fs::File;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use crate::chunk::Extent;
+use crate::container::Header;
+use crate::durable::io;
+use crate::folder::{MANIFEST, resolve};
+use crate::manifest::{Manifest, PieceEntry, TensorEntry};
+use crate::saver::check_lengths;
+use crate::{Error, Kind, Result, State, TensorSpec};
+
+/// A complete checkpoint, open for reading.
+#[derive(Debug)]
+pub struct Checkpoint {
+    folder: PathBuf,
+    manifest: Manifest,
+    state: State,
+}
+
+impl Checkpoint {
+    /// Opens a checkpoint. `path` is a run's folder or its `checkpoints` folder, for the one in force there, or
+    /// one step's folder. Reads the manifest and checks it, and that all data files are there in full length;
+    /// their contents are checked as they are read.
+    ///
+    /// # Errors
+    /// [`Error::NoCheckpoint`], [`Error::Pointer`], [`Error::NewerVersion`], [`Error::Manifest`],
+    /// [`Error::Malformed`], [`Error::Gap`], [`Error::Overlap`], [`Error::MissingFile`], [`Error::Truncated`],
+    /// [`Error::Io`].
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let folder = resolve(path.as_ref())?;
+        let path = folder.join(MANIFEST);
+        let manifest = Manifest::read(&path)?;
+        let state = manifest.state(&path)?;
+        check_lengths(&folder, &manifest)?;
+        Ok(Self {
+            folder,
+            manifest,
+            state,
+        })
+    }
+
+    /// The folder that is read.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// How many ranks wrote it.
+    pub fn ranks(&self) -> usize {
+        self.manifest.ranks
+    }
+
+    /// The state of the run.
+    pub fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// All tensors, sorted by name and kind.
+    pub fn tensors(&self) -> impl Iterator<Item = &TensorSpec> {
+        self.manifest.tensors.iter().map(|entry| &entry.spec)
+    }
+
+    /// A tensor by name and kind. A name that is tied has the optimizer states of its owner.
+    pub fn tensor(&self, name: &str, kind: Kind) -> Option<&TensorSpec> {
+        Some(&self.entry(name, kind)?.spec)
+    }
+
+    /// Reads elements `interval` of a tensor, flattened in row-major order, as little-endian bytes. A tied name
+    /// gives its owner's values. Only the chunks that the interval touches are read, at most 1 MiB at a time
+    /// beside the result, and each is checked against its hash.
+    ///
+    /// # Errors
+    /// [`Error::UnknownTensor`], [`Error::Interval`] past the tensor's end, [`Error::Damaged`] naming file and tensor,
+    /// [`Error::Io`].
+    pub fn read(&self, name: &str, kind: Kind, interval: Range<usize>) -> Result<Vec<u8>> {
+        let entry = self
+            .entry(name, kind)
+            .and_then(|entry| match &entry.spec.tied_to {
+                Some(owner) => self.manifest.tensor(owner, kind),
+                None => Some(entry),
+            })
+            .ok_or_else(|| Error::UnknownTensor {
+                path: self.folder.clone(),
+                name: name.to_owned(),
+                kind,
+            })?;
+        check_interval(&self.folder, &entry.spec, &interval)?;
+        let width = entry.spec.dtype.bytes();
+        // No more than the files hold: `Manifest::read` has checked that pieces cover the tensor with bytes of
+        // their own, `open` that the files are as long as they need to be.
+        let mut out = vec![0; interval.len() * width];
+        let first = entry
+            .pieces
+            .partition_point(|piece| piece.end <= interval.start);
+        for piece in &entry.pieces[first..] {
+            let common = piece.start.max(interval.start)..piece.end.min(interval.end);
+            if common.is_empty() {
+                break;
+            }
+            let extent = self.extent(entry, piece);
+            let mut file = File::open(&extent.path).map_err(io("open", &extent.path))?;
+            extent.read(
+                &mut file,
+                (common.start - piece.start) * width,
+                &mut out[(common.start - interval.start) * width
+                    ..(common.end - interval.start) * width],
+            )?;
+        }
+        Ok(out)
+    }
+
+    /// Reads a whole tensor; see [`Self::read`].
+    ///
+    /// # Errors
+    /// Those of [`Self::read`].
+    pub fn read_whole(&self, name: &str, kind: Kind) -> Result<Vec<u8>> {
+        let numel = self.tensor(name, kind).map_or(0, TensorSpec::numel);
+        self.read(name, kind, 0..numel)
+    }
+
+    /// Checks everything: each file's header against the manifest, each chunk of each tensor against its hash.
+    /// Returns the bytes of tensors that were checked.
+    ///
+    /// # Errors
+    /// The first fault, by name: [`Error::Damaged`], [`Error::Header`], [`Error::Malformed`], [`Error::Io`].
+    pub fn verify(&self) -> Result<u64> {
+        let mut checked = 0;
+        for name in self.manifest.files.keys() {
+            let path = self.folder.join(name);
+            let mut file = File::open(&path).map_err(io("open", &path))?;
+            let header = Header::read(&mut file, &path)?;
+            for entry in &self.manifest.tensors {
+                for piece in entry.pieces.iter().filter(|piece| &piece.file == name) {
+                    check_header(&path, &header, entry, piece)?;
+                    self.extent(entry, piece).verify(&mut file)?;
+                    checked += piece.bytes[1] - piece.bytes[0];
+                }
+            }
+        }
+        Ok(checked)
+    }
+
+    fn entry(&self, name: &str, kind: Kind) -> Option<&TensorEntry> {
+        self.manifest.tensor(name, kind).or_else(|| {
+            let parameter = self.manifest.tensor(name, Kind::Parameter)?;
+            self.manifest
+                .tensor(parameter.spec.tied_to.as_deref()?, kind)
+        })
+    }
+
+    fn extent<'a>(&self, entry: &TensorEntry, piece: &'a PieceEntry) -> Extent<'a> {
+        Extent {
+            path: self.folder.join(&piece.file),
+            bytes: piece.bytes[0]..piece.bytes[1],
+            hashes: &piece.hashes,
+            label: entry.spec.label(),
+        }
+    }
+}
+
+/// Checks that what is asked for lies within a tensor.
+pub(crate) fn check_interval(
+    path: &Path,
+    spec: &TensorSpec,
+    interval: &Range<usize>,
+) -> Result<()> {
+    if interval.start <= interval.end && interval.end <= spec.numel() {
+        return Ok(());
+    }
+    Err(Error::Interval {
+        path: path.to_owned(),
+        name: spec.name.clone(),
+        kind: spec.kind,
+        interval: interval.clone(),
+        numel: spec.numel(),
+    })
+}
+
+/// Checks that other readers of a data file see what the manifest says.
+fn check_header(
+    path: &Path,
+    header: &Header,
+    entry: &TensorEntry,
+    piece: &PieceEntry,
+) -> Result<()> {
+    let agrees = header
+        .tensor(&piece.key)
+        .is_some_and(|(dtype, shape, bytes)| {
+            dtype == Some(entry.spec.dtype)
+                && shape == [piece.interval().len()]
+                && [bytes.start, bytes.end] == piece.bytes
+        });
+    if agrees {
+        return Ok(());
+    }
+    Err(Error::Malformed {
+        path: path.to_owned(),
+        subject: entry.spec.label(),
+        rule: "the file's header must place it as the manifest does",
+    })
+}

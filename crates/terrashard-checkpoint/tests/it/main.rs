@@ -1,0 +1,8 @@
+//! Behaviour of the crate as its users see it.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod damage;
+mod fixture;
+mod model;
+mod reshard;
