@@ -1,1 +1,40 @@
-//! SegFormer-like segmentation and super-resolution models for Sentinel-2, single-device
+//! Models for Sentinel-2: a Mix Transformer, an all-MLP head, and branches that enlarge its output to several times the
+//! input's resolution, with their losses.
+//!
+//! ```
+//! use burn::tensor::{Device, Tensor};
+//! use terrashard_models::{ModelConfig, Plain};
+//!
+//! let config = ModelConfig { dims: [8, 16, 20, 32], depths: [1; 4], head_channels: 8, ..ModelConfig::b0() };
+//! let device = Device::flex();
+//! let model = config.init(&device)?.initialize(42);
+//! let maps = model.forward(Tensor::zeros([1, 6, 32, 40], &device), &Plain::inference());
+//! assert_eq!(maps.segmentation.dims(), [1, 1, 160, 200]);
+//! # Ok::<_, terrashard_models::Error>(())
+//! ```
+//!
+//! # Invariants
+//! - Single-device code that knows nothing of ranks: a [`Scope`] hands each block its parameters, [`Normalizers`] bring the
+//!   counts of the whole window.
+//! - The names of parameters are their paths in the module tree, and the order of declaration is that of a forward pass.
+//! - Building a model allocates no parameter.
+
+mod config;
+mod decoder;
+mod encoder;
+mod error;
+mod losses;
+mod net;
+mod padding;
+mod scope;
+mod weights;
+
+pub use config::{FeedForward, HeadNorm, ModelConfig};
+pub use decoder::{Branch, HEAD_OUTPUT, Head, SUPERRES_CHANNELS, Tail};
+pub use encoder::{Attention, Block, MixFeedForward, Stage};
+pub use error::{Error, Result};
+pub use losses::{Loss, Losses, Normalizers, Targets};
+pub use net::{Maps, S2s2Net};
+pub use scope::{Plain, Scope};
+pub use terrashard_ops::{Alone, IGNORE, Labels, Mode, SumOverRanks};
+pub use weights::{assign, initial_value, parameters};

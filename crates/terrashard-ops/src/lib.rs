@@ -1,1 +1,62 @@
-//! Differentiable operations that burn lacks or does slowly, each with a hand-written backward
+//! Differentiable operations that burn lacks or does slowly, each with a hand-written backward, and the few layers that
+//! are built of them.
+//!
+//! Every operation has one *portable* body, written with plain burn tensors, that runs on any backend, and may have a faster
+//! one for a backend in the trait `Kernels`. Only this pair is known to the autodiff graph: an operation is one node however much it
+//! computes.
+//!
+//! ```
+//! use burn::tensor::{Device, Tensor};
+//! use terrashard_ops::{ConvShape, conv2d};
+//!
+//! let device = Device::flex().autodiff();
+//! let x = Tensor::<4>::ones([1, 1, 4, 4], &device);
+//! let weight = Tensor::<4>::ones([1, 1, 3, 3], &device).require_grad();
+//! let y = conv2d(x, weight.clone(), None, ConvShape { stride: 1, padding: 1, groups: 1 });
+//! let gradients = y.sum().backward();
+//! assert_eq!(weight.grad(&gradients).unwrap().dims(), [1, 1, 3, 3]);
+//! ```
+//!
+//! # Invariants
+//! - Knows nothing of ranks: what has to be summed over them goes through [`SumOverRanks`].
+//! - No operation keeps a parameter (or an activation) in its backward state: it keeps the node's identity and asks the
+//!   checkpointer for the value, so that a parameter whose value is gathered again in backward is not held in between.
+//! - Everything works in `f32` and in `f64`; constants take the type of the input.
+
+mod activation;
+mod affinity;
+mod batch_norm;
+mod convolution;
+mod focal;
+mod graph;
+mod kernels;
+mod l1;
+mod labels;
+mod layer_norm;
+mod linear;
+mod modules;
+mod operation;
+mod overlap;
+mod parameter;
+mod resize;
+mod sum_over_ranks;
+mod upsample;
+
+pub use activation::{Activation, activate};
+pub use affinity::affinity;
+pub use batch_norm::{BatchStatistics, batch_norm, batch_sums};
+pub use convolution::{ConvShape, conv2d};
+pub use focal::{Focal, focal};
+pub use l1::l1;
+pub use labels::Labels;
+pub use layer_norm::layer_norm;
+pub use linear::linear;
+pub use modules::{BatchNorm, Conv2d, LayerNorm, Linear, Mode, Running};
+pub use overlap::{Dice, SoftBce, dice, soft_bce};
+pub use parameter::Initial;
+pub use resize::resize_bilinear;
+pub use sum_over_ranks::{Alone, SumOverRanks};
+pub use upsample::upsample_conv2d;
+
+/// The label of a pixel that counts for nothing: its loss and its gradient are exactly zero.
+pub const IGNORE: u8 = 255;

@@ -1,0 +1,259 @@
+//! The configuration of a model: the `[model]` table.
+
+use crate::error::{Error, Result};
+use crate::net::S2s2Net;
+use burn::tensor::Device;
+use serde::{Deserialize, Serialize};
+use terrashard_ops::Activation;
+
+/// Normalisation inside the head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum HeadNorm {
+    /// As SegFormer: levels concatenated deepest first, fused without bias, batch-norm, ReLU.
+    Batch,
+    /// As mmsegmentation without `norm_cfg`: an activation after each level, levels concatenated shallowest first, fused with
+    /// bias, ReLU.
+    None,
+}
+
+/// Activation of the feed-forward parts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FeedForward {
+    /// `x Phi(x)` by the error function.
+    Gelu,
+    /// `x sigmoid(x)`.
+    Silu,
+}
+
+impl From<FeedForward> for Activation {
+    fn from(activation: FeedForward) -> Self {
+        match activation {
+            FeedForward::Gelu => Self::Gelu,
+            FeedForward::Silu => Self::Silu,
+        }
+    }
+}
+
+/// A Mix Transformer with an all-MLP head and one or two branches that enlarge its output.
+///
+/// Unknown keys are errors; every key has a default, those of [`ModelConfig::b0`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ModelConfig {
+    /// Channels of the four stages. Default: 32, 64, 160, 256.
+    pub dims: [usize; 4],
+    /// Transformer blocks of each stage. Default: 2, 2, 2, 2.
+    pub depths: [usize; 4],
+    /// Attention heads of each stage; each divides its stage's channels. Default: 1, 2, 5, 8.
+    pub heads: [usize; 4],
+    /// Keys and values of each stage come from a map reduced by this in height and width. Default: 8, 4, 2, 1.
+    pub sr_ratios: [usize; 4],
+    /// Hidden channels of the feed-forward part by the stage's channels. Default: 4.
+    pub mlp_ratio: usize,
+    /// Kernel of each stage's patch embedding, in pixels of its input. Default: 7, 3, 3, 3.
+    pub patch: [usize; 4],
+    /// Stride of each stage's patch embedding. Default: 4, 2, 2, 2.
+    pub stride: [usize; 4],
+    /// Bands of the input. Default: 6.
+    pub bands: usize,
+    /// Channels of the head before its last convolution. Default: 256.
+    pub head_channels: usize,
+    /// Default: batch.
+    pub head_norm: HeadNorm,
+    /// Default: gelu.
+    pub activation: FeedForward,
+    /// Whether the second branch, which learns the image itself at high resolution, exists. Default: true.
+    pub superres: bool,
+    /// Channels of the segmentation: 1 logit for a binary task, else one a class. Default: 1.
+    pub classes: usize,
+    /// Output pixels along one input pixel: 5 takes 10 m to 2 m. Default: 5.
+    pub scale: usize,
+    /// Added to variances in layer normalisation. Default: 1e-6.
+    pub layer_norm_eps: f64,
+}
+
+impl Default for ModelConfig {
+    fn default() -> Self {
+        Self::b0()
+    }
+}
+
+impl ModelConfig {
+    /// MiT-B0 ([Xie et al. 2021](https://arxiv.org/abs/2105.15203)) with a head of 256 channels.
+    pub fn b0() -> Self {
+        Self {
+            dims: [32, 64, 160, 256],
+            depths: [2, 2, 2, 2],
+            heads: [1, 2, 5, 8],
+            sr_ratios: [8, 4, 2, 1],
+            mlp_ratio: 4,
+            patch: [7, 3, 3, 3],
+            stride: [4, 2, 2, 2],
+            bands: 6,
+            head_channels: 256,
+            head_norm: HeadNorm::Batch,
+            activation: FeedForward::Gelu,
+            superres: true,
+            classes: 1,
+            scale: 5,
+            layer_norm_eps: 1e-6,
+        }
+    }
+
+    /// MiT-B0 to B5 by name: `b0` to `b5`.
+    ///
+    /// # Errors
+    /// [`Error::Preset`] for another name.
+    pub fn preset(name: &str) -> Result<Self> {
+        let depths = match name {
+            "b0" => return Ok(Self::b0()),
+            "b1" => [2, 2, 2, 2],
+            "b2" => [3, 4, 6, 3],
+            "b3" => [3, 4, 18, 3],
+            "b4" => [3, 8, 27, 3],
+            "b5" => [3, 6, 40, 3],
+            _ => return Err(Error::Preset { name: name.into() }),
+        };
+        Ok(Self {
+            dims: [64, 128, 320, 512],
+            depths,
+            ..Self::b0()
+        })
+    }
+
+    /// Checks what no model can have.
+    ///
+    /// # Errors
+    /// [`Error::Config`] names the first key that is wrong.
+    pub fn validate(&self) -> Result<()> {
+        let wrong = |key, problem: String| Err(Error::Config { key, problem });
+        for (key, values) in [
+            ("dims", &self.dims[..]),
+            ("depths", &self.depths),
+            ("heads", &self.heads),
+            ("sr_ratios", &self.sr_ratios),
+            ("patch", &self.patch),
+            ("stride", &self.stride),
+            ("mlp_ratio", &[self.mlp_ratio]),
+            ("bands", &[self.bands]),
+            ("head_channels", &[self.head_channels]),
+            ("classes", &[self.classes]),
+            ("scale", &[self.scale]),
+        ] {
+            if values.contains(&0) {
+                return wrong(key, "has a zero: every value must be at least 1".into());
+            }
+        }
+        for (dim, heads) in self.dims.iter().zip(&self.heads) {
+            if dim % heads != 0 {
+                return wrong(
+                    "heads",
+                    format!("has {heads} heads for {dim} channels: use a divisor of {dim}"),
+                );
+            }
+        }
+        if self.classes == 2 {
+            return wrong(
+                "classes",
+                "is 2: a binary task has one logit, so use 1".into(),
+            );
+        }
+        if !(self.layer_norm_eps > 0.0 && self.layer_norm_eps < 1.0) {
+            return wrong(
+                "layer_norm_eps",
+                format!(
+                    "is {}: use a small positive number such as 1e-6",
+                    self.layer_norm_eps
+                ),
+            );
+        }
+        if self.stride[0] != 4 {
+            return wrong(
+                "stride",
+                format!(
+                    "begins with {}: the branches enlarge the head's output by 4, so use 4",
+                    self.stride[0]
+                ),
+            );
+        }
+        Ok(())
+    }
+
+    /// Height and width of the input are padded to multiples of this.
+    pub(crate) fn multiple(&self) -> usize {
+        let strides = self.stride.iter().scan(1, |product, stride| {
+            *product *= stride;
+            Some(*product)
+        });
+        // Each stage's map must also be divisible by its attention's reduction, or border tokens would have no key.
+        strides
+            .zip(&self.sr_ratios)
+            .map(|(stride, ratio)| stride * ratio)
+            .fold(1, least_common_multiple)
+    }
+
+    /// The model on this device, its parameters not yet initialised.
+    ///
+    /// # Errors
+    /// [`Error::Config`] as [`ModelConfig::validate`].
+    pub fn init(&self, device: &Device) -> Result<S2s2Net> {
+        self.validate()?;
+        Ok(S2s2Net::new(self, device))
+    }
+}
+
+fn least_common_multiple(a: usize, b: usize) -> usize {
+    let (mut x, mut y) = (a, b);
+    while y != 0 {
+        (x, y) = (y, x % y);
+    }
+    a / x * b
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check_rejected(config: ModelConfig, message: &str) {
+        assert_eq!(config.validate().unwrap_err().to_string(), message);
+    }
+
+    #[test]
+    fn presets_are_those_of_the_paper() {
+        assert_eq!(ModelConfig::preset("b0").unwrap(), ModelConfig::default());
+        let b5 = ModelConfig::preset("b5").unwrap();
+        assert_eq!((b5.dims, b5.depths), ([64, 128, 320, 512], [3, 6, 40, 3]));
+        assert_eq!(
+            ModelConfig::preset("b6").unwrap_err().to_string(),
+            "no model preset `b6`: there are b0, b1, b2, b3, b4 and b5"
+        );
+    }
+
+    #[test]
+    fn impossible_values_name_their_key() {
+        let b0 = ModelConfig::b0;
+        check_rejected(
+            ModelConfig {
+                heads: [1, 3, 5, 8],
+                ..b0()
+            },
+            "`model.heads` has 3 heads for 64 channels: use a divisor of 64",
+        );
+        check_rejected(
+            ModelConfig { bands: 0, ..b0() },
+            "`model.bands` has a zero: every value must be at least 1",
+        );
+        check_rejected(
+            ModelConfig { classes: 2, ..b0() },
+            "`model.classes` is 2: a binary task has one logit, so use 1",
+        );
+    }
+
+    #[test]
+    fn inputs_are_padded_to_what_all_stages_divide() {
+        assert_eq!(ModelConfig::b0().multiple(), 32);
+    }
+}

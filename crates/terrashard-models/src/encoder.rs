@@ -1,0 +1,202 @@
+//! The Mix Transformer ([Xie et al. 2021](https://arxiv.org/abs/2105.15203)): four stages, each a patch embedding and
+//! transformer blocks.
+
+use crate::config::ModelConfig;
+use crate::scope::Scope;
+use burn::module::Module;
+use burn::tensor::activation::softmax;
+use burn::tensor::{Device, Tensor};
+use terrashard_ops::{Activation, Conv2d, ConvShape, LayerNorm, Linear, activate};
+
+/// Height and width of a map whose pixels are in a row as tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Grid {
+    pub(crate) height: usize,
+    pub(crate) width: usize,
+}
+
+/// `[N, C, H, W]` to `[N, H W, C]`.
+pub(crate) fn to_tokens(map: Tensor<4>) -> (Tensor<3>, Grid) {
+    let [n, c, height, width] = map.dims();
+    (
+        map.permute([0, 2, 3, 1]).reshape([n, height * width, c]),
+        Grid { height, width },
+    )
+}
+
+/// `[N, H W, C]` to `[N, C, H, W]`.
+pub(crate) fn to_map(tokens: Tensor<3>, grid: Grid) -> Tensor<4> {
+    let [n, _, c] = tokens.dims();
+    tokens
+        .reshape([n, grid.height, grid.width, c])
+        .permute([0, 3, 1, 2])
+}
+
+/// Attention whose keys and values come from a map reduced in height and width.
+#[derive(Module, Debug)]
+pub struct Attention {
+    q: Linear,
+    sr: Option<Conv2d>,
+    norm: Option<LayerNorm>,
+    kv: Linear,
+    proj: Linear,
+    heads: usize,
+}
+
+impl Attention {
+    fn new(config: &ModelConfig, stage: usize, device: &Device) -> Self {
+        let (dim, ratio) = (config.dims[stage], config.sr_ratios[stage]);
+        let shape = ConvShape {
+            stride: ratio,
+            padding: 0,
+            groups: 1,
+        };
+        Self {
+            q: Linear::new(dim, dim, device),
+            sr: (ratio > 1).then(|| Conv2d::new(dim, dim, ratio, shape, device)),
+            norm: (ratio > 1).then(|| LayerNorm::new(dim, config.layer_norm_eps, device)),
+            kv: Linear::new(dim, 2 * dim, device),
+            proj: Linear::new(dim, dim, device),
+            heads: config.heads[stage],
+        }
+    }
+
+    fn forward(&self, x: Tensor<3>, grid: Grid) -> Tensor<3> {
+        let [n, tokens, dim] = x.dims();
+        let width = dim / self.heads;
+        let q = self
+            .q
+            .forward(x.clone())
+            .reshape([n, tokens, self.heads, width])
+            .swap_dims(1, 2);
+        let reduced = match (&self.sr, &self.norm) {
+            (Some(sr), Some(norm)) => norm.forward(to_tokens(sr.forward(to_map(x, grid))).0),
+            _ => x,
+        };
+        let [_, keys, _] = reduced.dims();
+        let kv = self
+            .kv
+            .forward(reduced)
+            .reshape([n, keys, 2, self.heads, width]);
+        let part = |i| {
+            kv.clone()
+                .narrow(2, i, 1)
+                .reshape([n, keys, self.heads, width])
+                .swap_dims(1, 2)
+        };
+        let (k, v) = (part(0), part(1));
+        let scores = q.matmul(k.swap_dims(2, 3)) * (1.0 / (width as f64).sqrt());
+        let mixed = softmax(scores, 3)
+            .matmul(v)
+            .swap_dims(1, 2)
+            .reshape([n, tokens, dim]);
+        self.proj.forward(mixed)
+    }
+}
+
+/// A feed-forward part with a depthwise 3x3 convolution between its two layers.
+#[derive(Module, Debug)]
+pub struct MixFeedForward {
+    fc1: Linear,
+    dw: Conv2d,
+    fc2: Linear,
+    #[module(skip)]
+    activation: Activation,
+}
+
+impl MixFeedForward {
+    fn new(config: &ModelConfig, dim: usize, device: &Device) -> Self {
+        let hidden = config.mlp_ratio * dim;
+        let shape = ConvShape {
+            stride: 1,
+            padding: 1,
+            groups: hidden,
+        };
+        Self {
+            fc1: Linear::new(dim, hidden, device),
+            dw: Conv2d::new(hidden, hidden, 3, shape, device),
+            fc2: Linear::new(hidden, dim, device),
+            activation: config.activation.into(),
+        }
+    }
+
+    fn forward(&self, x: Tensor<3>, grid: Grid) -> Tensor<3> {
+        let hidden = self.dw.forward(to_map(self.fc1.forward(x), grid));
+        self.fc2
+            .forward(activate(to_tokens(hidden).0, self.activation))
+    }
+}
+
+/// A transformer block.
+#[derive(Module, Debug)]
+pub struct Block {
+    norm1: LayerNorm,
+    attn: Attention,
+    norm2: LayerNorm,
+    ffn: MixFeedForward,
+}
+
+impl Block {
+    fn new(config: &ModelConfig, stage: usize, device: &Device) -> Self {
+        let dim = config.dims[stage];
+        Self {
+            norm1: LayerNorm::new(dim, config.layer_norm_eps, device),
+            attn: Attention::new(config, stage, device),
+            norm2: LayerNorm::new(dim, config.layer_norm_eps, device),
+            ffn: MixFeedForward::new(config, dim, device),
+        }
+    }
+
+    fn forward(&self, x: Tensor<3>, grid: Grid) -> Tensor<3> {
+        let x = x.clone() + self.attn.forward(self.norm1.forward(x), grid);
+        x.clone() + self.ffn.forward(self.norm2.forward(x), grid)
+    }
+}
+
+/// A stage of the encoder.
+#[derive(Module, Debug)]
+pub struct Stage {
+    embed: Conv2d,
+    embed_norm: LayerNorm,
+    blocks: Vec<Block>,
+    norm: LayerNorm,
+}
+
+impl Stage {
+    pub(crate) fn new(config: &ModelConfig, stage: usize, device: &Device) -> Self {
+        let dim = config.dims[stage];
+        let inputs = if stage == 0 {
+            config.bands
+        } else {
+            config.dims[stage - 1]
+        };
+        let patch = config.patch[stage];
+        let shape = ConvShape {
+            stride: config.stride[stage],
+            padding: patch / 2,
+            groups: 1,
+        };
+        Self {
+            embed: Conv2d::new(inputs, dim, patch, shape, device),
+            embed_norm: LayerNorm::new(dim, config.layer_norm_eps, device),
+            blocks: (0..config.depths[stage])
+                .map(|_| Block::new(config, stage, device))
+                .collect(),
+            norm: LayerNorm::new(dim, config.layer_norm_eps, device),
+        }
+    }
+
+    /// # Shapes
+    /// `[N, C, H, W]` to `[N, dim, H / stride, W / stride]`.
+    pub(crate) fn forward(&self, x: Tensor<4>, scope: &impl Scope) -> Tensor<4> {
+        // Embedding and norm are used together, so they are entered together.
+        let (embed, norm) = scope.enter(&(self.embed.clone(), self.embed_norm.clone()), &x);
+        let (tokens, grid) = to_tokens(embed.forward(x));
+        let mut x = norm.forward(tokens);
+        for block in &self.blocks {
+            x = scope.enter(block, &x).forward(x, grid);
+        }
+        let norm = scope.enter(&self.norm, &x);
+        to_map(norm.forward(x), grid)
+    }
+}

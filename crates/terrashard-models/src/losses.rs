@@ -1,0 +1,151 @@
+//! The losses of both branches over the whole batch.
+
+use crate::net::Maps;
+use crate::scope::Scope;
+use burn::tensor::Tensor;
+use serde::{Deserialize, Serialize};
+use terrashard_ops::{Focal, Labels, SoftBce, affinity, dice, focal, l1, soft_bce};
+
+/// Every this many pixels of the maps at the input's resolution is compared by the affinity loss.
+const AFFINITY_EVERY: usize = 8;
+
+/// The loss of the segmentation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Loss {
+    /// Focal loss, alpha 0.75 and gamma 2.
+    #[default]
+    Focal,
+    /// Binary cross-entropy on labels softened by 0.1, plus Dice with 0.1 added above and below.
+    BceDice,
+}
+
+impl Loss {
+    /// Its name in records.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Focal => "focal",
+            Self::BceDice => "bce_dice",
+        }
+    }
+}
+
+/// What the losses compare a forward pass with.
+#[derive(Debug, Clone)]
+pub struct Targets {
+    /// `[N, scale H, scale W]`.
+    pub labels: Labels,
+    /// The image at high resolution, `[N, 4, scale H, scale W]`, where there is one.
+    pub superres: Option<Tensor<4>>,
+}
+
+/// Counts of the whole window: all micro-batches of all ranks that make one step.
+///
+/// Sums divided by these add up over ranks and micro-batches to means over the window, and so do their gradients.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Normalizers {
+    /// Samples.
+    pub samples: f64,
+    /// Pixels that are not ignored.
+    pub valid_pixels: f64,
+    /// Values of the super-resolution targets.
+    pub superres_values: f64,
+}
+
+impl Normalizers {
+    /// The counts of these targets by themselves.
+    pub fn of(targets: &Targets) -> Self {
+        let [samples, ..] = targets.labels.shape();
+        Self {
+            samples: samples as f64,
+            valid_pixels: targets.labels.valid() as f64,
+            superres_values: targets
+                .superres
+                .as_ref()
+                .map_or(0.0, |map| map.shape().num_elements() as f64),
+        }
+    }
+}
+
+/// Weight of the L1 loss in the total.
+const L1_WEIGHT: f64 = 0.001;
+
+/// This rank's and micro-batch's shares of the losses, `[1]` each.
+#[derive(Debug, Clone)]
+pub struct Losses {
+    /// `affinity + segmentation + 0.001 l1`: what is differentiated.
+    pub total: Tensor<1>,
+    /// How differently the branches see pairs of positions. Only with the super-resolution branch.
+    pub affinity: Option<Tensor<1>>,
+    /// The [`Loss`] of the segmentation.
+    pub segmentation: Tensor<1>,
+    /// Mean absolute difference of the super-resolved image. Only with the branch and a target for it.
+    pub l1: Option<Tensor<1>>,
+}
+
+impl Loss {
+    /// The losses of one micro-batch.
+    ///
+    /// With nothing valid in the whole window the segmentation's loss is 0.
+    pub fn of(
+        self,
+        maps: &Maps,
+        targets: &Targets,
+        normalizers: &Normalizers,
+        scope: &impl Scope,
+    ) -> Losses {
+        let logits = maps.segmentation.clone();
+        let (labels, divisor) = (&targets.labels, normalizers.valid_pixels.max(1.0));
+        let segmentation = match self {
+            Self::Focal => focal(
+                logits,
+                labels,
+                Focal {
+                    alpha: 0.75,
+                    gamma: 2.0,
+                    divisor,
+                },
+            ),
+            Self::BceDice => {
+                let bce = soft_bce(
+                    logits.clone(),
+                    labels,
+                    SoftBce {
+                        softening: 0.1,
+                        divisor,
+                    },
+                );
+                bce + dice(logits, labels, 0.1, normalizers.samples, &*scope.ranks())
+            }
+        };
+        let affinity = maps.sr_low.as_ref().map(|sr_low| {
+            let [_, _, h, w] = sr_low.dims();
+            let positions = (h.div_ceil(AFFINITY_EVERY) * w.div_ceil(AFFINITY_EVERY)) as f64;
+            let divisor = normalizers.samples * positions * positions;
+            affinity(
+                maps.seg_low.clone(),
+                sr_low.clone(),
+                AFFINITY_EVERY,
+                divisor,
+            )
+        });
+        let l1 = maps
+            .superres
+            .as_ref()
+            .zip(targets.superres.as_ref())
+            .map(|(map, target)| l1(map.clone(), target.clone(), normalizers.superres_values));
+        let mut total = segmentation.clone();
+        if let Some(affinity) = &affinity {
+            total = total + affinity.clone();
+        }
+        if let Some(l1) = &l1 {
+            total = total + l1.clone() * L1_WEIGHT;
+        }
+        Losses {
+            total,
+            affinity,
+            segmentation,
+            l1,
+        }
+    }
+}

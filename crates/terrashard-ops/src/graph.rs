@@ -1,0 +1,141 @@
+//! The one kind of node that our operations add to the autodiff graph.
+
+use crate::kernels::Kernels;
+use crate::operation::Operation;
+use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
+use burn::backend::autodiff::{Autodiff, NodeId};
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, Dispatch, Flex, backend_extension};
+use burn::tensor::{DispatchTensor, Tensor};
+
+/// Runs an [`Operation`] on whatever backend the tensors live on: one method for each number of inputs.
+#[backend_extension(Flex, Autodiff)]
+pub(crate) trait Operate: Backend {
+    /// The operation's result for one input.
+    fn unary(a: FloatTensor<Self>, operation: Operation) -> FloatTensor<Self>;
+
+    /// The operation's result for two inputs.
+    fn binary(
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        operation: Operation,
+    ) -> FloatTensor<Self>;
+
+    /// The operation's result for three inputs.
+    fn ternary(
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        c: FloatTensor<Self>,
+        operation: Operation,
+    ) -> FloatTensor<Self>;
+}
+
+impl Operate for Flex {
+    fn unary(a: FloatTensor<Self>, operation: Operation) -> FloatTensor<Self> {
+        operation.forward::<Self>(vec![a])
+    }
+
+    fn binary(
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        operation: Operation,
+    ) -> FloatTensor<Self> {
+        operation.forward::<Self>(vec![a, b])
+    }
+
+    fn ternary(
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        c: FloatTensor<Self>,
+        operation: Operation,
+    ) -> FloatTensor<Self> {
+        operation.forward::<Self>(vec![a, b, c])
+    }
+}
+
+impl<B: Kernels, C: CheckpointStrategy> Operate for Autodiff<B, C> {
+    fn unary(a: FloatTensor<Self>, operation: Operation) -> FloatTensor<Self> {
+        node::<B, C, 1>([a], operation)
+    }
+
+    fn binary(
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        operation: Operation,
+    ) -> FloatTensor<Self> {
+        node::<B, C, 2>([a, b], operation)
+    }
+
+    fn ternary(
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        c: FloatTensor<Self>,
+        operation: Operation,
+    ) -> FloatTensor<Self> {
+        node::<B, C, 3>([a, b, c], operation)
+    }
+}
+
+/// The backward step of every operation. Its state names the inputs that the operation needs again, and holds none of them.
+#[derive(Debug)]
+struct Step;
+
+impl<B: Kernels, const N: usize> Backward<B, N> for Step {
+    type State = (Operation, [Option<NodeId>; N]);
+
+    fn backward(
+        self,
+        ops: Ops<Self::State, N>,
+        gradients: &mut Gradients,
+        checkpointer: &mut Checkpointer,
+    ) {
+        let gradient = gradients.consume::<B>(&ops.node);
+        let (operation, kept) = ops.state;
+        let wanted = ops.parents.each_ref().map(Option::is_some);
+        let inputs =
+            kept.map(|id| id.map(|id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id)));
+        let results = operation.backward::<B>(gradient, inputs.into(), &wanted);
+        for (parent, result) in ops.parents.iter().zip(results) {
+            if let (Some(parent), Some(result)) = (parent, result) {
+                gradients.register::<B>(parent.id, result);
+            }
+        }
+    }
+}
+
+fn node<B: Kernels, C: CheckpointStrategy, const N: usize>(
+    inputs: [FloatTensor<Autodiff<B, C>>; N],
+    operation: Operation,
+) -> FloatTensor<Autodiff<B, C>> {
+    let guards = inputs.each_ref().map(|input| input.node());
+    let values = inputs
+        .iter()
+        .map(|input| input.primitive().clone())
+        .collect();
+    match Step.prepare::<C>(guards).compute_bound().stateful() {
+        OpsKind::Tracked(mut prep) => {
+            let kept =
+                std::array::from_fn(|i| operation.keeps(i).then(|| prep.checkpoint(&inputs[i])));
+            let output = operation.forward::<B>(values);
+            prep.finish((operation, kept), output)
+        }
+        OpsKind::UnTracked(prep) => prep.finish(operation.forward::<B>(values)),
+    }
+}
+
+/// Runs an operation on high-level tensors.
+pub(crate) fn operate<const D: usize>(
+    inputs: Vec<DispatchTensor>,
+    operation: Operation,
+) -> Tensor<D> {
+    let mut inputs = inputs.into_iter();
+    let output = match (inputs.next(), inputs.next(), inputs.next()) {
+        (Some(a), None, None) => Dispatch::unary(a, operation),
+        (Some(a), Some(b), None) => Dispatch::binary(a, b, operation),
+        (Some(a), Some(b), Some(c)) => Dispatch::ternary(a, b, c, operation),
+        _ => unreachable!("every operation has one to three inputs"),
+    };
+    Tensor::from_dispatch(output)
+}

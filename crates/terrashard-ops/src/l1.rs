@@ -1,0 +1,36 @@
+//! Mean absolute difference.
+
+use crate::graph::operate;
+use crate::operation::Operation;
+use burn::tensor::Tensor;
+
+/// The sum of `|x - target|` divided by `divisor`: the number of values of the whole window.
+///
+/// # Shapes
+/// x and target alike; result `[1]`. The target is never differentiated and may be of another float type.
+pub fn l1(x: Tensor<4>, target: Tensor<4>, divisor: f64) -> Tensor<1> {
+    assert_eq!(
+        x.dims(),
+        target.dims(),
+        "prediction and target cover the same values"
+    );
+    operate(
+        vec![x.into_dispatch()],
+        Operation::L1(target.inner(), divisor),
+    )
+}
+
+pub(crate) fn forward(x: Tensor<4>, target: Tensor<4>, divisor: f64) -> Tensor<1> {
+    let target = target.cast(x.dtype());
+    (x - target).abs().sum() / divisor
+}
+
+pub(crate) fn backward(
+    gradient: Tensor<1>,
+    x: Tensor<4>,
+    target: Tensor<4>,
+    divisor: f64,
+) -> Tensor<4> {
+    let target = target.cast(x.dtype());
+    (x - target).sign() * (gradient / divisor).unsqueeze()
+}

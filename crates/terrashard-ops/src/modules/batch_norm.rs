@@ -1,0 +1,116 @@
+//! Normalisation over the batch, with running statistics that are no parameters.
+
+use crate::{BatchStatistics, Initial, SumOverRanks, batch_norm, batch_sums, parameter};
+use burn::module::{Module, Param};
+use burn::tensor::{Device, Tensor};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Whether a forward pass is part of training.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// Normalise by the statistics of the batch and move the running ones.
+    Training,
+    /// Normalise by the running statistics and change nothing.
+    Inference,
+}
+
+/// The running statistics of a [`BatchNorm`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct Running {
+    /// `[channels]`; zeros at first.
+    pub mean: Vec<f64>,
+    /// `[channels]`, unbiased; ones at first.
+    pub variance: Vec<f64>,
+}
+
+/// Batch normalisation of `[N, C, H, W]` ([Ioffe and Szegedy 2015](https://arxiv.org/abs/1502.03167)).
+///
+/// Clones share the running statistics, so a clone whose parameters were fetched for a forward pass moves those of the model.
+#[derive(Module, Debug)]
+pub struct BatchNorm {
+    /// `[channels]`.
+    pub weight: Param<Tensor<1>>,
+    /// `[channels]`.
+    pub bias: Param<Tensor<1>>,
+    epsilon: f64,
+    momentum: f64,
+    #[module(skip)]
+    running: Arc<Mutex<Running>>,
+}
+
+impl BatchNorm {
+    /// Epsilon 1e-5, momentum 0.1, as everywhere.
+    pub fn new(channels: usize, device: &Device) -> Self {
+        Self {
+            weight: parameter::lazy([channels], Initial::Ones, device),
+            bias: parameter::lazy([channels], Initial::Zeros, device),
+            epsilon: 1e-5,
+            momentum: 0.1,
+            running: Arc::new(Mutex::new(Running {
+                mean: vec![0.0; channels],
+                variance: vec![1.0; channels],
+            })),
+        }
+    }
+
+    /// A copy of the running statistics.
+    pub fn running(&self) -> Running {
+        self.lock().clone()
+    }
+
+    /// Replaces the running statistics. The lengths are those of [`BatchNorm::running`].
+    pub fn set_running(&self, running: Running) {
+        let mut own = self.lock();
+        assert_eq!(
+            own.mean.len(),
+            running.mean.len(),
+            "running mean of another number of channels"
+        );
+        assert_eq!(
+            own.variance.len(),
+            running.variance.len(),
+            "running variance of another number of channels"
+        );
+        *own = running;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Running> {
+        // A panic elsewhere cannot leave the two vectors half written: they are replaced as a whole.
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Applies the normalisation; `ranks` adds the statistics of training over ranks.
+    ///
+    /// # Shapes
+    /// `[N, channels, H, W]`, kept.
+    pub fn forward(&self, x: Tensor<4>, mode: Mode, ranks: &Arc<dyn SumOverRanks>) -> Tensor<4> {
+        let statistics = match mode {
+            Mode::Training => {
+                let mut sums = batch_sums(x.clone());
+                ranks.sum(&mut sums);
+                let statistics = BatchStatistics::from_sums(&sums, self.epsilon, ranks.clone());
+                let unbiased = statistics.count / (statistics.count - 1.0).max(1.0);
+                let moved = |old: &[f64], new: &mut dyn Iterator<Item = f64>| {
+                    old.iter()
+                        .zip(new)
+                        .map(|(old, new)| old + self.momentum * (new - old))
+                        .collect()
+                };
+                let mut running = self.lock();
+                *running = Running {
+                    mean: moved(&running.mean, &mut statistics.mean.iter().copied()),
+                    variance: moved(
+                        &running.variance,
+                        &mut statistics.variance.iter().map(|v| v * unbiased),
+                    ),
+                };
+                statistics
+            }
+            Mode::Inference => {
+                let Running { mean, variance } = self.running();
+                BatchStatistics::fixed(mean, variance, self.epsilon)
+            }
+        };
+        batch_norm(x, self.weight.val(), self.bias.val(), statistics)
+    }
+}

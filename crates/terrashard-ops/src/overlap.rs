@@ -1,0 +1,159 @@
+//! Binary cross-entropy on softened labels, and the Dice loss that goes with it.
+
+use crate::SumOverRanks;
+use crate::focal::{check_shapes, targets};
+use crate::graph::operate;
+use crate::labels::Labels;
+use crate::operation::Operation;
+use burn::tensor::Tensor;
+use burn::tensor::activation::{log_sigmoid, sigmoid};
+
+/// Binary cross-entropy against `1 - softening` and `softening` instead of 1 and 0.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SoftBce {
+    /// How far labels move towards each other, 0 to 0.5.
+    pub softening: f64,
+    /// What the sum over pixels is divided by: the number of valid pixels of the whole window.
+    pub divisor: f64,
+}
+
+/// The sum over valid pixels of the cross-entropy, divided by `bce.divisor`.
+///
+/// # Shapes
+/// logits `[N, 1, H, W]`, labels `[N, H, W]`; result `[1]`.
+pub fn soft_bce(logits: Tensor<4>, labels: &Labels, bce: SoftBce) -> Tensor<1> {
+    check_shapes(&logits, labels);
+    operate(
+        vec![logits.into_dispatch()],
+        Operation::SoftBce(bce, labels.clone()),
+    )
+}
+
+/// Labels softened, and the logits with ignored pixels at 0.
+fn softened(logits: Tensor<4>, labels: &Labels, bce: SoftBce) -> (Tensor<4>, Tensor<4>, Tensor<4>) {
+    let (target, ignored) = targets(labels, &logits);
+    let valid = target.ones_like().mask_fill(ignored.clone(), 0.0);
+    (
+        logits.mask_fill(ignored, 0.0),
+        target * (1.0 - 2.0 * bce.softening) + bce.softening,
+        valid,
+    )
+}
+
+pub(crate) fn soft_bce_forward(logits: Tensor<4>, labels: &Labels, bce: SoftBce) -> Tensor<1> {
+    let (x, target, valid) = softened(logits, labels, bce);
+    // -t log s(x) - (1 - t) log s(-x) = x (1 - t) - log s(x)
+    let entropy = x.clone() * (target.neg() + 1.0) - log_sigmoid(x);
+    (entropy * valid).sum() / bce.divisor
+}
+
+pub(crate) fn soft_bce_backward(
+    gradient: Tensor<1>,
+    logits: Tensor<4>,
+    labels: &Labels,
+    bce: SoftBce,
+) -> Tensor<4> {
+    let (x, target, valid) = softened(logits, labels, bce);
+    (sigmoid(x) - target) * valid * (gradient / bce.divisor).unsqueeze()
+}
+
+/// The sums of a Dice ratio over all valid pixels of all ranks, and the share of a micro-batch in its window.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Dice {
+    intersection: f64,
+    cardinality: f64,
+    positives: f64,
+    smooth: f64,
+    /// Part of the loss that this rank reports: its samples by those of the window.
+    own_share: f64,
+    /// Part of the loss that the gradient is of: the micro-batch's samples of all ranks by those of the window.
+    shared: f64,
+}
+
+/// `1 - (2 sum(p y) + smooth) / (sum(p + y) + smooth)` over the valid pixels of this micro-batch of all ranks; 0 without a
+/// positive pixel. A rank's value is its share by samples, so that values add up over ranks and micro-batches to the mean over
+/// micro-batches; so do gradients.
+///
+/// # Shapes
+/// logits `[N, 1, H, W]`, labels `[N, H, W]`; result `[1]`. `samples` is the number of samples in the whole window.
+pub fn dice(
+    logits: Tensor<4>,
+    labels: &Labels,
+    smooth: f64,
+    samples: f64,
+    ranks: &dyn SumOverRanks,
+) -> Tensor<1> {
+    check_shapes(&logits, labels);
+    let dice = Dice::new(logits.clone().inner(), labels, smooth, samples, ranks);
+    operate(
+        vec![logits.into_dispatch()],
+        Operation::Dice(dice, labels.clone()),
+    )
+}
+
+impl Dice {
+    fn new(
+        logits: Tensor<4>,
+        labels: &Labels,
+        smooth: f64,
+        samples: f64,
+        ranks: &dyn SumOverRanks,
+    ) -> Self {
+        let [own, ..] = logits.dims();
+        let (target, ignored) = targets(labels, &logits);
+        let p = sigmoid(logits).mask_fill(ignored, 0.0);
+        let scalar = |x: Tensor<1>| x.into_data().iter::<f64>().sum::<f64>();
+        let positives = labels.positive() as f64;
+        let mut sums = [
+            scalar((p.clone() * target).sum()),
+            scalar(p.sum()) + positives,
+            positives,
+            own as f64,
+        ];
+        ranks.sum(&mut sums);
+        let [intersection, cardinality, positives, all] = sums;
+        Self {
+            intersection,
+            cardinality,
+            positives,
+            smooth,
+            own_share: own as f64 / samples,
+            shared: all / samples,
+        }
+    }
+
+    pub(crate) fn value(&self) -> f64 {
+        if self.positives == 0.0 {
+            return 0.0;
+        }
+        self.own_share * (1.0 - (2.0 * self.intersection + self.smooth) / self.denominator())
+    }
+
+    fn denominator(&self) -> f64 {
+        (self.cardinality + self.smooth).max(1e-7)
+    }
+
+    /// The derivative by the probability of a pixel: for a negative and for a positive one.
+    pub(crate) fn slopes(&self) -> [f64; 2] {
+        if self.positives == 0.0 {
+            return [0.0; 2];
+        }
+        let d = self.denominator();
+        let negative = self.shared * (2.0 * self.intersection + self.smooth) / (d * d);
+        [negative, negative - self.shared * 2.0 / d]
+    }
+}
+
+pub(crate) fn dice_backward(
+    gradient: Tensor<1>,
+    logits: Tensor<4>,
+    labels: &Labels,
+    dice: &Dice,
+) -> Tensor<4> {
+    let (target, ignored) = targets(labels, &logits);
+    let [negative, positive] = dice.slopes();
+    let p = sigmoid(logits);
+    let slope = target * (positive - negative) + negative;
+    let gradient = slope * p.clone() * (p.neg() + 1.0) * gradient.unsqueeze();
+    gradient.mask_fill(ignored, 0.0)
+}

@@ -1,0 +1,156 @@
+//! Nearest-neighbour enlargement by an integer factor followed by a 3x3 convolution, computed at the small size.
+//!
+//! Inside a block of `factor x factor` equal pixels all taps read the same value, so only the first and the last row and column
+//! of a block differ from its middle: at most three classes of rows times three of columns. Each class is a 3x3 convolution
+//! of the *small* input whose weights are sums of the given ones, and the large map is those results laid out. This is exact.
+
+use crate::graph::operate;
+use crate::operation::Operation;
+use burn::tensor::{Tensor, TensorData};
+
+/// `conv2d(nearest(x, factor), weight, bias)` with kernel 3 and padding 1.
+///
+/// # Shapes
+/// x `[N, in, H, W]`, weight `[out, in, 3, 3]`, bias `[out]`; result `[N, out, factor H, factor W]`.
+pub fn upsample_conv2d(
+    x: Tensor<4>,
+    weight: Tensor<4>,
+    bias: Option<Tensor<1>>,
+    factor: usize,
+) -> Tensor<4> {
+    assert!(factor >= 1, "enlarging by an integer factor of at least 1");
+    let mut inputs = vec![x.into_dispatch(), weight.into_dispatch()];
+    inputs.extend(bias.map(Tensor::into_dispatch));
+    operate(inputs, Operation::UpsampleConv2d(factor))
+}
+
+/// How many classes of rows (and of columns) a block has.
+pub(crate) fn classes(factor: usize) -> usize {
+    factor.min(3)
+}
+
+/// The class of a row of a block: first, middle, last.
+fn class(row: usize, factor: usize) -> usize {
+    if row == 0 {
+        0
+    } else if row == factor - 1 {
+        classes(factor) - 1
+    } else {
+        1
+    }
+}
+
+/// Which tap of the small kernel the tap `tap` of the large one falls on, in a row of this class.
+pub(crate) fn folded_tap(class: usize, tap: usize, factor: usize) -> usize {
+    let row = if class == 0 {
+        0
+    } else if class == classes(factor) - 1 {
+        factor - 1
+    } else {
+        1
+    };
+    (row + tap + factor - 1) / factor
+}
+
+/// `[9, classes^2 * 9]`: row = tap of the large kernel, column = class and tap of the small kernel.
+fn fold_matrix(factor: usize, like: &Tensor<4>) -> Tensor<2> {
+    let k = classes(factor);
+    let mut values = vec![0f32; 9 * k * k * 9];
+    for (cy, cx) in pairs(k) {
+        for (dy, dx) in pairs(3) {
+            let (oy, ox) = (folded_tap(cy, dy, factor), folded_tap(cx, dx, factor));
+            values[(dy * 3 + dx) * k * k * 9 + (cy * k + cx) * 9 + oy * 3 + ox] = 1.0;
+        }
+    }
+    Tensor::from_data(
+        TensorData::new(values, [9, k * k * 9]),
+        (&like.device(), like.dtype()),
+    )
+}
+
+fn pairs(n: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..n * n).map(move |i| (i / n, i % n))
+}
+
+/// `[out, in, 3, 3]` to `[out * classes^2, in, 3, 3]`.
+pub(crate) fn fold_weight(weight: Tensor<4>, factor: usize) -> Tensor<4> {
+    let [out, inputs, ..] = weight.dims();
+    let k = classes(factor);
+    let matrix = fold_matrix(factor, &weight);
+    let folded = weight
+        .reshape([out * inputs, 9])
+        .matmul(matrix)
+        .reshape([out, inputs, k * k, 9]);
+    folded.swap_dims(1, 2).reshape([out * k * k, inputs, 3, 3])
+}
+
+/// The gradient of the weight from that of the folded one.
+pub(crate) fn fold_weight_backward(
+    gradient: Tensor<4>,
+    [out, inputs]: [usize; 2],
+    factor: usize,
+) -> Tensor<4> {
+    let k = classes(factor);
+    let matrix = fold_matrix(factor, &gradient);
+    let gradient = gradient
+        .reshape([out, k * k, inputs, 9])
+        .swap_dims(1, 2)
+        .reshape([out * inputs, k * k * 9]);
+    gradient
+        .matmul(matrix.transpose())
+        .reshape([out, inputs, 3, 3])
+}
+
+/// Lays the classes out: `[N, out * classes^2, H, W]` to `[N, out, factor H, factor W]`, bias added.
+pub(crate) fn expand(
+    low: Tensor<4>,
+    bias: Option<Tensor<1>>,
+    channels: usize,
+    factor: usize,
+) -> Tensor<4> {
+    let [n, _, h, w] = low.dims();
+    let k = classes(factor);
+    let low = match bias {
+        Some(bias) => low.reshape([n, channels, k * k * h, w]) + bias.reshape([1, channels, 1, 1]),
+        None => low.reshape([n, channels, k * k * h, w]),
+    };
+    let low = low.reshape([n, channels, k, k, h, w]);
+    let part = |row: usize, column: usize| {
+        low.clone().slice([
+            0..n,
+            0..channels,
+            class(row, factor)..class(row, factor) + 1,
+            class(column, factor)..class(column, factor) + 1,
+        ])
+    };
+    let rows = (0..factor)
+        .map(|row| Tensor::cat((0..factor).map(|column| part(row, column)).collect(), 3))
+        .collect();
+    let blocks: Tensor<6> = Tensor::cat(rows, 2);
+    blocks
+        .permute([0, 1, 4, 2, 5, 3])
+        .reshape([n, channels, h * factor, w * factor])
+}
+
+/// The adjoint of [`expand`]: sums the gradient over the pixels of each class.
+pub(crate) fn expand_backward(gradient: Tensor<4>, factor: usize) -> Tensor<4> {
+    let [n, channels, height, width] = gradient.dims();
+    let (h, w) = (height / factor, width / factor);
+    let k = classes(factor);
+    let sums = sum_classes(gradient.reshape([n * channels * h, factor, width]), factor);
+    let sums = sums.reshape([n * channels * h * k * w, factor, 1]);
+    let sums = sum_classes(sums, factor).reshape([n, channels, h, k, w, k]);
+    sums.permute([0, 1, 3, 5, 2, 4])
+        .reshape([n, channels * k * k, h, w])
+}
+
+/// `[a, factor, b]` to `[a, classes, b]`.
+fn sum_classes(x: Tensor<3>, factor: usize) -> Tensor<3> {
+    if factor <= 3 {
+        return x;
+    }
+    let first = x.clone().narrow(1, 0, 1);
+    let middle = x.clone().narrow(1, 1, factor - 2).sum_dim(1);
+    let last = x.narrow(1, factor - 1, 1);
+    Tensor::cat(vec![first, middle, last], 1)
+}
