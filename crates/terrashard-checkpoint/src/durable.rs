@@ -69,6 +69,7 @@ pub(crate) fn remove_file(path: &Path) -> Result<()> {
 pub(crate) fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
     crash_point(path)?;
     let mut file = File::create(path).map_err(io("create", path))?;
+    // In two halves, so that a test can die between them.
     let (head, tail) = bytes.split_at(bytes.len() / 2);
     file.write_all(head).map_err(io("write", path))?;
     crash_point(path)?;

@@ -67,7 +67,7 @@ pub use checkpoint::Checkpoint;
 pub use error::{Error, Result};
 pub use folder::{FOLDER, in_force, prune, steps};
 pub use matching::Matching;
-pub use model_file::{ModelDescription, ModelFile, export};
+pub use model_file::{ModelDescription, ModelFile, Weights, export};
 pub use saver::Saver;
 pub use source::Source;
 pub use state::State;

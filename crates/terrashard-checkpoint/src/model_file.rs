@@ -60,6 +60,15 @@ pub struct ModelDescription {
     pub values: Map<String, Value>,
 }
 
+/// Which values of the parameters become a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Weights {
+    /// The parameters as the last step left them.
+    Plain,
+    /// Their exponential moving averages; where a parameter has none, as a frozen one, the parameter itself.
+    Ema,
+}
+
 /// A model file, open for reading.
 #[derive(Debug)]
 pub struct ModelFile {
@@ -231,9 +240,7 @@ impl ModelFile {
     }
 }
 
-/// Writes the model of a checkpoint as a model file: the parameters, or their averages with [`Kind::Ema`] (and the
-/// parameters themselves where there is none, as for frozen ones), and the buffers. One tensor at a time is in
-/// memory.
+/// Writes the model of a checkpoint, parameters and buffers, as a model file. One tensor at a time is in memory.
 ///
 /// # Errors
 /// [`Error::UnknownTensor`] if averages are wanted and the checkpoint has none, and those of [`ModelFile::write`].
@@ -241,39 +248,34 @@ pub fn export(
     checkpoint: &Checkpoint,
     path: impl AsRef<Path>,
     description: &ModelDescription,
-    values: Kind,
+    weights: Weights,
 ) -> Result<()> {
-    let parameters = || {
-        checkpoint
-            .tensors()
-            .filter(|spec| spec.kind == Kind::Parameter)
+    let average = |spec: &TensorSpec| match (weights, spec.kind) {
+        (Weights::Ema, Kind::Parameter) => checkpoint.tensor(&spec.name, Kind::Ema),
+        _ => None,
     };
-    let source = |spec: &TensorSpec| match checkpoint.tensor(&spec.name, values) {
-        Some(found) if spec.kind == Kind::Parameter => found.kind,
-        _ => spec.kind,
-    };
-    if let Some(first) = parameters().next()
-        && !parameters().any(|spec| source(spec) == values)
-    {
-        return Err(Error::UnknownTensor {
-            path: checkpoint.folder().to_owned(),
-            name: first.name.clone(),
-            kind: values,
-        });
-    }
-    let tensors: Vec<TensorSpec> = checkpoint
+    let model: Vec<&TensorSpec> = checkpoint
         .tensors()
         .filter(|spec| matches!(spec.kind, Kind::Parameter | Kind::Buffer))
+        .collect();
+    if weights == Weights::Ema && model.iter().all(|spec| average(spec).is_none()) {
+        return Err(Error::UnknownTensor {
+            path: checkpoint.folder().to_owned(),
+            name: model.first().map_or("*", |spec| &spec.name).to_owned(),
+            kind: Kind::Ema,
+        });
+    }
+    let tensors: Vec<TensorSpec> = model
+        .into_iter()
         .map(|spec| TensorSpec {
-            dtype: checkpoint
-                .tensor(&spec.name, source(spec))
-                .map_or(spec.dtype, |found| found.dtype),
+            dtype: average(spec).unwrap_or(spec).dtype,
             ..spec.clone()
         })
         .collect();
     ModelFile::write(path, description, &tensors, |spec| {
+        let kind = average(spec).unwrap_or(spec).kind;
         checkpoint
-            .read(&spec.name, source(spec), 0..spec.numel())
+            .read(&spec.name, kind, 0..spec.numel())
             .map(Cow::from)
     })
 }

@@ -75,12 +75,13 @@ impl TensorSpec {
         }
     }
 
-    /// The tensor of `kind` that belongs to a parameter: values have the parameter's element type, optimizer
-    /// states and averages [`ElementType::state`].
+    /// The tensor of `kind` that belongs to a parameter. What the optimizer updates has [`ElementType::state`], a
+    /// frozen parameter its own element type.
     pub fn of(parameter: &ParameterSpec, kind: Kind) -> Self {
         let dtype = match kind {
-            Kind::Parameter | Kind::Buffer => parameter.dtype,
-            Kind::M | Kind::V | Kind::Ema => parameter.dtype.state(),
+            Kind::Parameter if !parameter.trainable => parameter.dtype,
+            Kind::Parameter | Kind::M | Kind::V | Kind::Ema => parameter.dtype.state(),
+            Kind::Buffer => parameter.dtype,
         };
         Self {
             name: parameter.name.clone(),
@@ -176,12 +177,15 @@ mod tests {
     }
 
     #[test]
-    fn optimizer_states_of_a_coarse_parameter_are_fine() {
-        let parameter = ParameterSpec::new("w", [2], ElementType::Bf16);
-        assert_eq!(
-            TensorSpec::of(&parameter, Kind::Parameter).dtype,
-            ElementType::Bf16
-        );
-        assert_eq!(TensorSpec::of(&parameter, Kind::M).dtype, ElementType::F32);
+    fn what_is_updated_is_kept_in_fine_steps() {
+        let trained = ParameterSpec::new("w", [2], ElementType::Bf16);
+        let frozen = ParameterSpec {
+            trainable: false,
+            ..trained.clone()
+        };
+        let dtype = |parameter, kind| TensorSpec::of(parameter, kind).dtype;
+        assert_eq!(dtype(&trained, Kind::Parameter), ElementType::F32);
+        assert_eq!(dtype(&trained, Kind::M), ElementType::F32);
+        assert_eq!(dtype(&frozen, Kind::Parameter), ElementType::Bf16);
     }
 }

@@ -19,7 +19,7 @@ pub(crate) fn parameters() -> Vec<ParameterSpec> {
         spec("coarse.weight", &[9, 3], Bf16),
         ParameterSpec {
             trainable: false,
-            ..spec("frozen.weight", &[4, 4], F32)
+            ..spec("frozen.weight", &[4, 5], Bf16)
         },
         ParameterSpec {
             tied_to: Some("stem.weight".into()),

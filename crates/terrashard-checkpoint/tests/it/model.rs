@@ -6,7 +6,7 @@ use std::fs;
 use safetensors::SafeTensors;
 use serde_json::json;
 use terrashard_checkpoint::{
-    Checkpoint, Error, Kind, ModelDescription, ModelFile, Source, TensorSpec, export,
+    Checkpoint, Error, Kind, ModelDescription, ModelFile, Source, TensorSpec, Weights, export,
 };
 use terrashard_layout::ElementType::F32;
 
@@ -29,7 +29,7 @@ fn an_exported_checkpoint_reads_like_the_checkpoint() {
     save(folder.path(), 7, 3);
     let checkpoint = Checkpoint::open(folder.path()).unwrap();
     let path = folder.path().join("out/model.safetensors");
-    export(&checkpoint, &path, &description(), Kind::Parameter).unwrap();
+    export(&checkpoint, &path, &description(), Weights::Plain).unwrap();
     let Source::Model(model) = Source::open(&path).unwrap() else {
         panic!("a file is a model");
     };
@@ -64,7 +64,7 @@ fn averages_replace_parameters_that_have_them() {
     save(folder.path(), 7, 2);
     let checkpoint = Checkpoint::open(folder.path()).unwrap();
     let path = folder.path().join("model.safetensors");
-    export(&checkpoint, &path, &description(), Kind::Ema).unwrap();
+    export(&checkpoint, &path, &description(), Weights::Ema).unwrap();
     let bytes = fs::read(&path).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let check = |name: &str, kind| {

@@ -7,7 +7,7 @@ use safetensors::SafeTensors;
 use terrashard_checkpoint::{Checkpoint, Error, Kind, Piece, Saver, Slot, TensorSpec};
 use terrashard_layout::ElementType::F32;
 
-use crate::fixture::{buffer, kinds, rows, save, state, tensors, values};
+use crate::fixture::{buffer, kinds, pieces, rows, save, state, tensors, values};
 
 #[test]
 fn every_rank_count_reads_what_every_other_wrote() {
@@ -239,9 +239,19 @@ fn what_is_not_there_is_refused_by_name() {
     check("pair", Kind::M, 1..3, "has 2 elements, asked for 1..3");
     check("pair", Kind::M, 0..usize::MAX, "has 2 elements");
 
+    assert!(matches!(
+        Saver::create(folder.path(), 2, 2, 2),
+        Err(Error::Rank { .. })
+    ));
+}
+
+#[test]
+fn what_is_not_written_is_not_published() {
+    let folder = tempfile::tempdir().unwrap();
+    save(folder.path(), 1, 1);
     let saver = Saver::create(folder.path(), 2, 0, 2).unwrap();
     saver.prepare().unwrap();
-    saver.write(&[]).unwrap();
+    saver.write(&pieces(0, 2)).unwrap();
     let error = saver.publish(&state(2)).unwrap_err();
     assert!(
         matches!(error, Error::MissingRank { rank: 1, .. }),
@@ -258,9 +268,14 @@ fn what_is_not_there_is_refused_by_name() {
         ),
         "{error}"
     );
-    assert!(matches!(
-        Saver::create(folder.path(), 2, 2, 2),
-        Err(Error::Rank { .. })
-    ));
+    let other = Saver::create(folder.path(), 2, 1, 2).unwrap();
+    other.write(&pieces(1, 2)).unwrap();
+    let path = folder
+        .path()
+        .join(".step-000002.tmp/rank-00001.safetensors");
+    let bytes = fs::read(&path).unwrap();
+    fs::write(&path, &bytes[1..]).unwrap();
+    let message = saver.publish(&state(2)).unwrap_err().to_string();
+    assert!(message.contains("rank-00001.safetensors has "), "{message}");
     assert_eq!(Checkpoint::open(folder.path()).unwrap().state().step, 1);
 }
