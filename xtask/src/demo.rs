@@ -185,11 +185,8 @@ impl<'a> Demo<'a> {
             Err(_) => json!({}),
         };
         for (key, value) in [
-            ("test", test.all.clone()),
-            (
-                "baseline",
-                json!({ "iou": test.baseline.iou, "shore_iou": test.baseline.shore_iou }),
-            ),
+            ("test", test.document.clone()),
+            ("baseline", test.baseline_document.clone()),
             ("resumed_from_step", json!(resumed_from_step)),
             ("seconds", json!(seconds)),
             ("ranks", json!(self.args.ranks)),
@@ -282,32 +279,34 @@ struct Scores {
 struct Test {
     model: Scores,
     baseline: Scores,
-    /// The document as it came, without the baseline.
-    all: Value,
+    /// What it said of the model, as it came.
+    document: Value,
+    /// What it said of the baseline.
+    baseline_document: Value,
 }
 
 impl Test {
     fn parse(text: &str) -> Result<Self, String> {
-        let mut all: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
+        let mut document: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
+        let keys = document
+            .as_object_mut()
+            .ok_or("its output is no JSON object")?;
+        let baseline_document = keys.remove("baseline").unwrap_or_default();
         let scores = |of: &Value, prefix: &str| {
             let number = |key| {
-                of[key]
-                    .as_f64()
-                    .ok_or_else(|| format!("no number `{prefix}{key}` in its output"))
+                let missing = || format!("no number `{prefix}{key}` in its output");
+                of[key].as_f64().ok_or_else(missing)
             };
             Ok::<_, String>(Scores {
                 iou: number("iou")?,
                 shore_iou: number("shore_iou")?,
             })
         };
-        let (model, baseline) = (scores(&all, "")?, scores(&all["baseline"], "baseline.")?);
-        if let Some(keys) = all.as_object_mut() {
-            keys.remove("baseline");
-        }
         Ok(Self {
-            model,
-            baseline,
-            all,
+            model: scores(&document, "")?,
+            baseline: scores(&baseline_document, "baseline.")?,
+            document,
+            baseline_document,
         })
     }
 }
@@ -410,7 +409,7 @@ mod tests {
             }
         );
         assert_eq!(
-            test.all,
+            test.document,
             json!({ "iou": 0.9, "shore_iou": 0.85, "f1": 0.9 })
         );
         let Err(message) = Test::parse(r#"{"iou": 1, "shore_iou": 1}"#) else {
