@@ -47,13 +47,24 @@ pub(crate) fn rename(from: &Path, to: &Path) -> Result<()> {
     sync_folder(parent(to))
 }
 
-/// Removes a folder and all in it, or does nothing where there is none.
+/// Removes a folder and all in it, or does nothing where there is none. File by file: a death on the way leaves
+/// some of them.
 pub(crate) fn remove_folder(path: &Path) -> Result<()> {
-    crash_point(path)?;
-    match fs::remove_dir_all(path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(io("remove", path)(error)),
-        _ => Ok(()),
+    let entries = match fs::read_dir(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        entries => entries.map_err(io("list", path))?,
+    };
+    let mut paths = entries
+        .map(|entry| entry.map(|entry| entry.path()))
+        .collect::<std::io::Result<Vec<_>>>()
+        .map_err(io("list", path))?;
+    paths.sort_unstable();
+    for path in paths.iter().filter(|path| path.is_file()) {
+        remove_file(path)?;
     }
+    crash_point(path)?;
+    // Whatever else somebody put there.
+    fs::remove_dir_all(path).map_err(io("remove", path))
 }
 
 /// Removes a file, or does nothing where there is none.

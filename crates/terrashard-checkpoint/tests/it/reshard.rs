@@ -278,4 +278,10 @@ fn what_is_not_written_is_not_published() {
     let message = saver.publish(&state(2)).unwrap_err().to_string();
     assert!(message.contains("rank-00001.safetensors has "), "{message}");
     assert_eq!(Checkpoint::open(folder.path()).unwrap().state().step, 1);
+
+    // Nothing of that failed save gets into the next one of fewer ranks.
+    save(folder.path(), 2, 1);
+    let step = folder.path().join("step-000002");
+    assert_eq!(fs::read_dir(step).unwrap().count(), 2);
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 3);
 }
