@@ -84,7 +84,7 @@ impl Transform {
 
     /// The largest distance, along x or y, between corresponding corners of two grids over the same ground.
     ///
-    /// Sizes are (width, height) in pixels of each grid. Zero when both cover exactly the same ground.
+    /// Sizes are (width, height) in pixels of each grid. Zero where both cover exactly the same ground, NaN where a corner is.
     pub fn corner_distance(
         &self,
         size: (usize, usize),
@@ -93,9 +93,18 @@ impl Transform {
     ) -> f64 {
         let ours = self.corners(size.0, size.1);
         let theirs = other.corners(other_size.0, other_size.1);
-        let distance =
-            |(p, q): (&(f64, f64), &(f64, f64))| (p.0 - q.0).abs().max((p.1 - q.1).abs());
-        ours.iter().zip(&theirs).map(distance).fold(0.0, f64::max)
+        let distances = ours
+            .iter()
+            .zip(&theirs)
+            .flat_map(|(p, q)| [(p.0 - q.0).abs(), (p.1 - q.1).abs()]);
+        // Not `f64::max`, which would hide a corner that is NaN.
+        distances.fold(0.0, |largest, d| {
+            if d > largest || d.is_nan() {
+                d
+            } else {
+                largest
+            }
+        })
     }
 
     /// The length of the shorter side of a pixel on the ground.
@@ -165,5 +174,10 @@ mod tests {
         assert_eq!(grid.pixel_size(), 10.0);
         assert!(grid.is_invertible());
         assert!(!Transform { a: 0.0, ..grid }.is_invertible());
+        let broken = Transform {
+            a: f64::NAN,
+            ..grid
+        };
+        assert!(grid.corner_distance((2, 1), &broken, (2, 1)).is_nan());
     }
 }

@@ -1,0 +1,331 @@
+//! Chips: the samples that a model is trained on and tested with.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use terrashard_layout::SampleOrder;
+use terrashard_raster::Window;
+
+use crate::scene::IGNORE;
+use crate::selection::{ChipReport, Selection, draws};
+use crate::{Error, Orientation, Result, Scene, mirror_pad, tile};
+
+/// How scenes are cut into chips.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ChipOptions {
+    /// Side of a chip in image pixels. Default: 64.
+    pub chip: usize,
+    /// Image pixels from one chip to the next. Default: 64.
+    pub stride: usize,
+    /// Which chips are kept, and how often each is drawn in an epoch.
+    pub selection: Selection,
+    /// How chips are laid down. Default: as they are.
+    pub augmentation: Augmentation,
+}
+
+impl Default for ChipOptions {
+    fn default() -> Self {
+        Self {
+            chip: 64,
+            stride: 64,
+            selection: Selection::default(),
+            augmentation: Augmentation::Off,
+        }
+    }
+}
+
+/// How chips are laid down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Augmentation {
+    /// As they are.
+    Off,
+    /// Flipped and turned by quarters, anew in each epoch, by a draw from (seed, sample id, epoch).
+    Orientations {
+        /// The seed of the draws.
+        seed: u64,
+    },
+}
+
+/// One window of one scene.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chip {
+    /// The scene's place in the list of scenes.
+    pub scene: usize,
+    /// The window in image pixels, smaller than a chip where the region is.
+    pub window: Window,
+    /// Valid mask pixels of each class.
+    pub counts: Vec<u64>,
+}
+
+/// Samples ready for a model, in the order asked for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Batch {
+    /// Number of samples, N.
+    pub samples: usize,
+    /// Bands of the images.
+    pub bands: usize,
+    /// Side of the images in pixels.
+    pub side: usize,
+    /// Mask pixels per image pixel along one side.
+    pub scale: usize,
+    /// Model input, `[N, bands, side, side]`.
+    pub images: Vec<f32>,
+    /// Classes, `[N, side * scale, side * scale]`; 255 is ignored.
+    pub masks: Vec<u8>,
+    /// Valid mask pixels of each class in each sample, `[N][classes]`.
+    pub valid: Vec<Vec<u64>>,
+    /// Sample ids: the indices asked for.
+    pub ids: Vec<u64>,
+}
+
+impl Batch {
+    /// Valid mask pixels of each class over all samples.
+    pub fn class_counts(&self) -> Vec<u64> {
+        sum_counts(self.valid.iter())
+    }
+}
+
+/// The samples of a list of scenes, drawn from one region of each.
+///
+/// # Samples and chips
+/// A *chip* is a window; a *sample* is one draw of a chip in an epoch, so a chip that [`Selection`] prefers is several samples.
+/// Sample ids are `0..len()`. They, their order and their augmentation depend on the scenes and options alone, never on the
+/// number of ranks.
+///
+/// # Padding
+/// A region smaller than a chip gives one chip: its image is mirrored to the right and downwards, its mask there is ignored.
+#[derive(Debug)]
+pub struct Chips {
+    scenes: Vec<Arc<Scene>>,
+    chips: Vec<Chip>,
+    draws: Vec<usize>,
+    options: ChipOptions,
+    report: ChipReport,
+}
+
+impl Chips {
+    /// Cuts `regions` of scenes into chips. No chip reaches beyond its region.
+    ///
+    /// # Errors
+    /// Those of [`tile`]; [`Error::Setting`] where there is no scene or scenes differ in bands, scale or classes;
+    /// [`Error::Region`]; [`Error::NoChips`] where selection leaves none; those of [`Scene::labels`].
+    pub fn new(regions: Vec<(Arc<Scene>, Window)>, options: ChipOptions) -> Result<Self> {
+        options.selection.validate()?;
+        let alike = |s: &Scene| (s.bands(), s.scale(), s.classes());
+        match regions.split_first() {
+            Some(((first, _), rest)) if rest.iter().all(|(s, _)| alike(s) == alike(first)) => (),
+            Some(_) => {
+                let what = "they differ in bands, scale or classes; train on scenes that are alike"
+                    .to_owned();
+                return Err(Error::Setting {
+                    key: "scenes",
+                    what,
+                });
+            }
+            None => {
+                return Err(Error::Setting {
+                    key: "scenes",
+                    what: "there is none; name at least one".to_owned(),
+                });
+            }
+        }
+        let mut report = ChipReport::default();
+        let (mut scenes, mut chips) = (Vec::new(), Vec::new());
+        for (scene, region) in regions {
+            if region.is_empty() || !scene.window().contains(&region) {
+                let (width, height) = (scene.width(), scene.height());
+                return Err(Error::Region {
+                    key: "region",
+                    window: region,
+                    width,
+                    height,
+                });
+            }
+            for window in tile(region, options.chip, options.stride)? {
+                let counts = class_counts(&scene.labels(window)?, scene.classes());
+                let pixels = (window.pixels() * scene.scale() * scene.scale()) as u64;
+                if report.keeps(&options.selection, &counts, pixels) {
+                    chips.push(Chip {
+                        scene: scenes.len(),
+                        window,
+                        counts,
+                    });
+                }
+            }
+            scenes.push(scene);
+        }
+        if chips.is_empty() {
+            let ChipReport {
+                cut,
+                few_valid,
+                few_foreground,
+                ..
+            } = report;
+            return Err(Error::NoChips {
+                cut,
+                few_valid,
+                few_foreground,
+            });
+        }
+        let draws = draws(&options.selection, &chips);
+        report.samples = draws.len();
+        Ok(Self {
+            scenes,
+            chips,
+            draws,
+            options,
+            report,
+        })
+    }
+
+    /// Number of samples in an epoch.
+    pub fn len(&self) -> usize {
+        self.draws.len()
+    }
+
+    /// Never: there is at least one sample.
+    pub fn is_empty(&self) -> bool {
+        self.draws.is_empty()
+    }
+
+    /// The chips that were kept, each once.
+    pub fn chips(&self) -> &[Chip] {
+        &self.chips
+    }
+
+    /// What was cut, dropped and kept.
+    pub fn report(&self) -> &ChipReport {
+        &self.report
+    }
+
+    /// Bands of a sample.
+    pub fn bands(&self) -> usize {
+        self.scenes[0].bands()
+    }
+
+    /// Side of a sample in image pixels.
+    pub fn side(&self) -> usize {
+        self.options.chip
+    }
+
+    /// Mask pixels per image pixel along one side.
+    pub fn scale(&self) -> usize {
+        self.scenes[0].scale()
+    }
+
+    /// Number of classes.
+    pub fn classes(&self) -> usize {
+        self.scenes[0].classes()
+    }
+
+    /// The chip that a sample shows.
+    ///
+    /// # Errors
+    /// [`Error::Sample`] where there is no such sample.
+    pub fn chip(&self, sample: usize) -> Result<&Chip> {
+        let chip = self.draws.get(sample).map(|&chip| &self.chips[chip]);
+        chip.ok_or(Error::Sample {
+            index: sample,
+            samples: self.len(),
+        })
+    }
+
+    /// Valid mask pixels of each class over samples of an order, known without reading a pixel: what losses divide by.
+    ///
+    /// # Errors
+    /// [`Error::Sample`] where the order has more samples than there are.
+    pub fn class_counts(&self, order: &SampleOrder, cursors: Range<u64>) -> Result<Vec<u64>> {
+        let chips: Vec<&Chip> = cursors
+            .map(|cursor| self.chip(order.at(cursor)))
+            .collect::<Result<_>>()?;
+        Ok(sum_counts(chips.iter().map(|chip| &chip.counts)))
+    }
+
+    /// The samples of these indices, augmented as in `epoch`.
+    ///
+    /// # Errors
+    /// [`Error::Sample`]; those of [`Scene::patch`] and [`Scene::labels`].
+    pub fn batch(&self, indices: &[usize], epoch: u64) -> Result<Batch> {
+        self.gather(indices.iter().map(|&index| (index, epoch)))
+    }
+
+    /// The samples at cursors of an order, each augmented as in its epoch.
+    ///
+    /// # Errors
+    /// As [`Chips::batch`].
+    pub fn batch_at(&self, order: &SampleOrder, cursors: Range<u64>) -> Result<Batch> {
+        self.gather(cursors.map(|cursor| (order.at(cursor), order.epoch(cursor))))
+    }
+
+    fn gather(&self, samples: impl Iterator<Item = (usize, u64)>) -> Result<Batch> {
+        let (bands, side, scale) = (self.bands(), self.side(), self.scale());
+        let mut batch = Batch {
+            samples: 0,
+            bands,
+            side,
+            scale,
+            images: vec![],
+            masks: vec![],
+            valid: vec![],
+            ids: vec![],
+        };
+        for (index, epoch) in samples {
+            let chip = self.chip(index)?;
+            let scene = &self.scenes[chip.scene];
+            let Window { width, height, .. } = chip.window;
+            let values = scene.patch(chip.window)?.values;
+            let labels = scene.labels(chip.window)?;
+            let orientation = match self.options.augmentation {
+                Augmentation::Off => Orientation::IDENTITY,
+                Augmentation::Orientations { seed } => Orientation::draw(seed, index as u64, epoch),
+            };
+            for plane in
+                mirror_pad(&values, (width, height), (side, side)).chunks_exact(side * side)
+            {
+                orientation.apply(plane, side, &mut batch.images);
+            }
+            let fine = side * scale;
+            orientation.apply(
+                &ignored(&labels, width * scale, height * scale, fine),
+                fine,
+                &mut batch.masks,
+            );
+            batch.valid.push(chip.counts.clone());
+            batch.ids.push(index as u64);
+            batch.samples += 1;
+        }
+        Ok(batch)
+    }
+}
+
+/// Counts the pixels of each class.
+pub(crate) fn class_counts(labels: &[u8], classes: usize) -> Vec<u64> {
+    let mut histogram = [0_u64; 256];
+    labels
+        .iter()
+        .for_each(|&label| histogram[usize::from(label)] += 1);
+    histogram[..classes].to_vec()
+}
+
+fn sum_counts<'a>(counts: impl Iterator<Item = &'a Vec<u64>>) -> Vec<u64> {
+    let mut sum = Vec::new();
+    for counts in counts {
+        sum.resize(counts.len(), 0);
+        sum.iter_mut()
+            .zip(counts)
+            .for_each(|(sum, count)| *sum += count);
+    }
+    sum
+}
+
+/// A mask of `width` x `height` made `side` x `side` with pixels that are ignored.
+fn ignored(mask: &[u8], width: usize, height: usize, side: usize) -> std::borrow::Cow<'_, [u8]> {
+    if (width, height) == (side, side) {
+        return mask.into();
+    }
+    let mut padded = vec![IGNORE; side * side];
+    for (line, row) in padded.chunks_exact_mut(side).zip(mask.chunks_exact(width)) {
+        line[..width].copy_from_slice(row);
+    }
+    padded.into()
+}

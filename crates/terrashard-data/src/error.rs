@@ -1,0 +1,165 @@
+//! What can be wrong with data, each in one line that names the file or the setting and the remedy.
+
+use std::path::PathBuf;
+
+use terrashard_raster::Window;
+
+/// Data could not be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A file could not be read or written.
+    #[error(transparent)]
+    Raster(#[from] terrashard_raster::Error),
+    /// A raster has another number of bands than the model takes.
+    #[error("{}: expected {expected} bands, found {found}; choose the bands with `bands` or give another file", path.display())]
+    BandCount {
+        /// The file.
+        path: PathBuf,
+        /// Bands wanted.
+        expected: usize,
+        /// Bands of the file.
+        found: usize,
+    },
+    /// A band is asked for that the file does not have.
+    #[error("{}: no band {band}; it has {available}", path.display())]
+    UnknownBand {
+        /// The file.
+        path: PathBuf,
+        /// The name or number asked for.
+        band: String,
+        /// What the file has.
+        available: String,
+    },
+    /// A mask is not exactly `scale` times the size of its image.
+    #[error(
+        "{}: the mask is {} x {} pixels (width x height), {scale} times the image {} is {} x {}; \
+         cut or resample the mask onto the image's grid",
+        mask.display(), mask_size.0, mask_size.1, image.display(), image_size.0 * scale, image_size.1 * scale
+    )]
+    MaskSize {
+        /// The image.
+        image: PathBuf,
+        /// Its (width, height).
+        image_size: (usize, usize),
+        /// The mask.
+        mask: PathBuf,
+        /// Its (width, height).
+        mask_size: (usize, usize),
+        /// Mask pixels per image pixel along one side.
+        scale: usize,
+    },
+    /// A mask covers other ground than its image.
+    #[error(
+        "{}: the mask lies elsewhere than the image {}: {difference}; reproject or cut the mask onto the image's grid",
+        mask.display(), image.display()
+    )]
+    MaskGround {
+        /// The image.
+        image: PathBuf,
+        /// The mask.
+        mask: PathBuf,
+        /// How they differ.
+        difference: String,
+    },
+    /// A mask holds a value that is no class.
+    #[error(
+        "{}: value {value} at column {column}, row {row} is no class: allowed are 0 to {} and 255 (ignore); \
+         set `classes` or relabel the mask",
+        path.display(), classes - 1
+    )]
+    MaskValue {
+        /// The mask.
+        path: PathBuf,
+        /// The value.
+        value: f64,
+        /// Its column in the mask.
+        column: usize,
+        /// Its row in the mask.
+        row: usize,
+        /// Number of classes.
+        classes: usize,
+    },
+    /// A scene without a mask was asked for labels.
+    #[error("{}: the scene has no mask; name one with `mask`", image.display())]
+    NoMask {
+        /// The image.
+        image: PathBuf,
+    },
+    /// A setting has a value that makes no sense.
+    #[error("`{key}`: {what}")]
+    Setting {
+        /// The setting.
+        key: &'static str,
+        /// What is wrong, and what would be right.
+        what: String,
+    },
+    /// A region is empty or reaches beyond its scene.
+    #[error("`{key}`: {window} is empty or not inside of the scene of {width} x {height} pixels")]
+    Region {
+        /// The setting.
+        key: &'static str,
+        /// The region in pixels.
+        window: Window,
+        /// Columns of the scene.
+        width: usize,
+        /// Rows of the scene.
+        height: usize,
+    },
+    /// Two parts of a split share pixels.
+    #[error(
+        "`{first}` and `{second}` share the pixels at {shared}; choose regions that do not overlap"
+    )]
+    Overlap {
+        /// One part.
+        first: &'static str,
+        /// The other.
+        second: &'static str,
+        /// The pixels in both.
+        shared: Window,
+    },
+    /// Selection left no chip.
+    #[error(
+        "no chip is left of {cut}: {few_valid} have too few valid pixels, {few_foreground} too little foreground; lower `min_valid` or `min_foreground`"
+    )]
+    NoChips {
+        /// Chips that were cut.
+        cut: usize,
+        /// Those dropped for `min_valid`.
+        few_valid: usize,
+        /// Those dropped for `min_foreground`.
+        few_foreground: usize,
+    },
+    /// A sample is asked for that there is not.
+    #[error("sample {index} of {samples}")]
+    Sample {
+        /// The index asked for.
+        index: usize,
+        /// Number of samples.
+        samples: usize,
+    },
+    /// A window was given to a mosaic that is none of its own, comes too early or a second time.
+    #[error("window of {window} cannot be added: {what}")]
+    MosaicWindow {
+        /// The window.
+        window: Window,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// A list of numbers does not have the length that its shape takes.
+    #[error("{what}: expected {expected} values, got {got}")]
+    Length {
+        /// What the numbers are.
+        what: &'static str,
+        /// Their number by shape.
+        expected: usize,
+        /// Their number.
+        got: usize,
+    },
+    /// The thread that prepares batches ended without a word.
+    #[error("the thread that prepares batches has panicked")]
+    LoaderPanicked,
+}
+
+/// A result with [`enum@Error`] unless said otherwise.
+pub type Result<T, E = Error> = std::result::Result<T, E>;

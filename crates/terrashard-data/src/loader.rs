@@ -1,0 +1,179 @@
+//! Batches prepared ahead, on a thread of their own.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+
+use terrashard_layout::{SampleOrder, global_batch, micro_batch};
+
+use crate::{Batch, Chips, Error, Result};
+
+/// Which share of the samples a loader gives, and how far ahead it works.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoaderOptions {
+    /// The rank that the batches are for.
+    pub rank: usize,
+    /// Number of ranks.
+    pub ranks: usize,
+    /// Samples of one micro-batch.
+    pub micro_batch: usize,
+    /// Micro-batches of one step.
+    pub accumulate: usize,
+    /// Samples that were taken before, by all ranks together: 0, or what a checkpoint says.
+    pub cursor: u64,
+    /// Steps to prepare; `None` never ends.
+    pub steps: Option<u64>,
+    /// Batches kept ready. At least 1.
+    pub prefetch: usize,
+}
+
+/// One micro-batch of one step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MicroBatch {
+    /// The cursor at which its step begins, the same on every rank.
+    pub cursor: u64,
+    /// Its number in the step, below [`LoaderOptions::accumulate`].
+    pub number: usize,
+    /// Its samples.
+    pub batch: Batch,
+}
+
+/// The micro-batches of one rank, step after step. Dropping it ends its thread.
+#[derive(Debug)]
+pub struct Loader {
+    batches: Option<Receiver<Result<MicroBatch>>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Loader {
+    /// Starts preparing the batches of a rank.
+    ///
+    /// All ranks together take the samples `order.at(cursor)`, `order.at(cursor + 1)` and so on, each exactly once.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] where the rank is not below the ranks, a number is 0, there are more ranks than samples, or
+    /// `order` is of another number of samples.
+    pub fn new(chips: Arc<Chips>, order: SampleOrder, options: LoaderOptions) -> Result<Self> {
+        let LoaderOptions {
+            rank,
+            ranks,
+            micro_batch: n,
+            accumulate,
+            prefetch,
+            ..
+        } = options;
+        let refuse = |key, what: String| Err(Error::Setting { key, what });
+        if rank >= ranks {
+            return refuse(
+                "ranks",
+                format!("{ranks} ranks have no rank {rank}; count ranks from 0"),
+            );
+        }
+        for (key, number) in [
+            ("micro_batch", n),
+            ("accumulate", accumulate),
+            ("prefetch", prefetch),
+        ] {
+            if number == 0 {
+                return refuse(key, "0; choose at least 1".to_owned());
+            }
+        }
+        if order.samples() != chips.len() {
+            return refuse(
+                "samples",
+                format!(
+                    "the order has {}, the chips {}",
+                    order.samples(),
+                    chips.len()
+                ),
+            );
+        }
+        if ranks > chips.len() {
+            return refuse(
+                "ranks",
+                format!(
+                    "{ranks} ranks for {} samples; use fewer ranks or smaller chips",
+                    chips.len()
+                ),
+            );
+        }
+        let (sender, receiver) = sync_channel(prefetch);
+        let work = move || prepare(&chips, &order, options, &sender);
+        let thread = std::thread::Builder::new()
+            .name(format!("loader {rank}"))
+            .spawn(work);
+        let thread = thread.map_err(|e| Error::Setting {
+            key: "prefetch",
+            what: format!("no thread could be started: {e}"),
+        })?;
+        Ok(Self {
+            batches: Some(receiver),
+            thread: Some(thread),
+        })
+    }
+}
+
+/// Sends batches until an error, the last step, or the receiver's end.
+fn prepare(
+    chips: &Chips,
+    order: &SampleOrder,
+    options: LoaderOptions,
+    sender: &SyncSender<Result<MicroBatch>>,
+) {
+    let LoaderOptions {
+        rank,
+        ranks,
+        micro_batch: n,
+        accumulate,
+        ..
+    } = options;
+    for step in 0..options.steps.unwrap_or(u64::MAX) {
+        let cursor = options.cursor + step * global_batch(ranks, n, accumulate);
+        for number in 0..accumulate {
+            let batch = chips.batch_at(
+                order,
+                micro_batch(cursor, rank, ranks, n, accumulate, number),
+            );
+            let failed = batch.is_err();
+            if sender
+                .send(batch.map(|batch| MicroBatch {
+                    cursor,
+                    number,
+                    batch,
+                }))
+                .is_err()
+                || failed
+            {
+                return;
+            }
+        }
+    }
+}
+
+impl Iterator for Loader {
+    type Item = Result<MicroBatch>;
+
+    /// The next micro-batch; after an error, or the last step, none.
+    fn next(&mut self) -> Option<Self::Item> {
+        if let Ok(item) = self.batches.as_ref()?.recv() {
+            return Some(item);
+        }
+        self.batches = None;
+        let panicked = self
+            .thread
+            .take()
+            .is_some_and(|thread| thread.join().is_err());
+        panicked.then_some(Err(Error::LoaderPanicked))
+    }
+}
+
+impl Drop for Loader {
+    fn drop(&mut self) {
+        // Without a receiver the thread's next send fails, so it ends after at most one more batch.
+        self.batches = None;
+        if let Some(thread) = self.thread.take() {
+            // A panic of the thread was told by its message; a destructor has nobody to return it to.
+            let _ = thread.join();
+        }
+    }
+}
