@@ -51,3 +51,8 @@ pub use scaling::Scaling;
 pub use scene::{IGNORE, Patch, Scene, SceneOptions};
 pub use selection::{Balance, ChipReport, Selection};
 pub use tiling::tile;
+
+/// Compiles the example of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -54,3 +54,8 @@ pub use source::{Metadata, RasterSource};
 pub use summary::{Summary, summarize};
 pub use transform::{Georeference, Transform};
 pub use window::Window;
+
+/// Compiles the example of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -22,7 +22,7 @@ pub struct Summary {
     pub epsg: Option<u32>,
     /// The letters `a` to `f` of the [`Transform`](crate::Transform), if there is one.
     pub affine: Option<[f64; 6]>,
-    /// The declared nodata value; NaN and the infinities, which JSON lacks, are serialized as text (`"NaN"`, `"inf"`).
+    /// The declared nodata value; NaN and the infinities, which JSON lacks, are serialized as text (`"nan"`, `"inf"`).
     #[serde(serialize_with = "number_or_text")]
     pub nodata: Option<f64>,
     /// How many times smaller each overview is.
@@ -35,7 +35,7 @@ pub struct Summary {
 
 fn number_or_text<S: Serializer>(value: &Option<f64>, serializer: S) -> Result<S::Ok, S::Error> {
     match value {
-        Some(v) if !v.is_finite() => serializer.serialize_str(&v.to_string()),
+        Some(v) if !v.is_finite() => serializer.serialize_str(&v.to_string().to_lowercase()),
         value => value.serialize(serializer),
     }
 }
