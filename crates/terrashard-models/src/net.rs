@@ -8,7 +8,7 @@ use crate::padding::Padding;
 use crate::scope::Scope;
 use crate::weights;
 use burn::module::Module;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Tensor, TensorData};
 use terrashard_ops::Running;
 
 /// S2S2Net: a Mix Transformer whose output is enlarged to several times the input's resolution, with a branch for the
@@ -86,7 +86,7 @@ impl S2s2Net {
     #[must_use]
     pub fn initialize(self, seed: u64) -> Self {
         weights::assign(self, &mut |name, shape| {
-            weights::initial_value(name, shape, seed)
+            TensorData::new(weights::initial_value(name, shape, seed), shape.to_vec())
         })
     }
 

@@ -31,8 +31,9 @@ pub fn parameters(module: &impl Module) -> Vec<(String, Vec<usize>)> {
     list.found
 }
 
-/// The module with every parameter replaced by the values that `value` gives for its name and shape. Initialises nothing.
-pub fn assign<M: Module>(module: M, value: &mut dyn FnMut(&str, &[usize]) -> Vec<f32>) -> M {
+/// The module with every parameter replaced by what `value` gives for its name and shape, in the type of the data.
+/// Initialises nothing.
+pub fn assign<M: Module>(module: M, value: &mut dyn FnMut(&str, &[usize]) -> TensorData) -> M {
     module.map(&mut Assign {
         path: Vec::new(),
         value,
@@ -62,15 +63,16 @@ impl ModuleVisitor for List {
 
 struct Assign<'a> {
     path: Vec<String>,
-    value: &'a mut dyn FnMut(&str, &[usize]) -> Vec<f32>,
+    value: &'a mut dyn FnMut(&str, &[usize]) -> TensorData,
 }
 
 impl ModuleMapper for Assign<'_> {
     fn map_float<const D: usize>(&mut self, parameter: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let shape = parameter.lazy_shape();
-        let values = (self.value)(&self.path.join("."), shape.as_slice());
+        let data = (self.value)(&self.path.join("."), shape.as_slice());
         let device = parameter.lazy_device();
-        let tensor = Tensor::from_data(TensorData::new(values, shape), &device);
+        let dtype = data.dtype();
+        let tensor = Tensor::from_data(data, (&device, dtype));
         let tensor = if device.is_autodiff() {
             tensor.require_grad()
         } else {

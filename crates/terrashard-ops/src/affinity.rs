@@ -23,6 +23,15 @@ pub fn affinity(a: Tensor<4>, b: Tensor<4>, every: usize, divisor: f64) -> Tenso
     )
 }
 
+/// The cosines between the vectors at every `every`-th row and column of a map: what [`affinity`] compares.
+///
+/// # Shapes
+/// `[N, C, H, W]` to `[N, positions, positions]`.
+pub fn similarity(map: Tensor<4>, every: usize) -> Tensor<3> {
+    let (unit, _) = unit_vectors(map, every);
+    unit.clone().matmul(unit.transpose())
+}
+
 /// Sampled vectors `[N, positions, C]` of length 1, and the lengths `[N, positions, 1]` that they were divided by.
 fn unit_vectors(x: Tensor<4>, every: usize) -> (Tensor<3>, Tensor<3>) {
     let [n, c, h, w] = x.dims();
@@ -59,7 +68,7 @@ pub(crate) fn forward(a: Tensor<4>, b: Tensor<4>, every: usize, divisor: f64) ->
     let (a, b) = (unit_vectors(a, every).0, unit_vectors(b, every).0);
     let [_, positions, _] = a.dims();
     tiles(positions)
-        .map(|(start, rows)| difference(&a, &b, start, rows).abs().sum())
+        .map(|(start, rows)| difference(&a, &b, start, rows).abs().sum_dim(2).sum())
         .reduce(|sum, tile| sum + tile)
         .expect("a map has at least one position")
         / divisor

@@ -62,10 +62,15 @@ fn oriented(logits: Tensor<4>, labels: &Labels, focal: Focal) -> (Tensor<4>, Ten
     )
 }
 
+/// The sum of all values, by rows first: adding a whole map value by value costs digits in `f32`.
+pub(crate) fn total(map: Tensor<4>) -> Tensor<1> {
+    map.sum_dim(3).sum()
+}
+
 pub(crate) fn forward(logits: Tensor<4>, labels: &Labels, focal: Focal) -> Tensor<1> {
     let (z, weight, _) = oriented(logits, labels, focal);
     let modulation = sigmoid(z.clone().neg()).powf_scalar(focal.gamma);
-    (weight * modulation * log_sigmoid(z)).sum() * (-1.0 / focal.divisor)
+    total(weight * modulation * log_sigmoid(z)) * (-1.0 / focal.divisor)
 }
 
 pub(crate) fn backward(

@@ -1,5 +1,6 @@
 //! Mean absolute difference.
 
+use crate::focal::total;
 use crate::graph::operate;
 use crate::operation::Operation;
 use burn::tensor::Tensor;
@@ -22,7 +23,7 @@ pub fn l1(x: Tensor<4>, target: Tensor<4>, divisor: f64) -> Tensor<1> {
 
 pub(crate) fn forward(x: Tensor<4>, target: Tensor<4>, divisor: f64) -> Tensor<1> {
     let target = target.cast(x.dtype());
-    (x - target).abs().sum() / divisor
+    total((x - target).abs()) / divisor
 }
 
 pub(crate) fn backward(

@@ -43,7 +43,7 @@ mod sum_over_ranks;
 mod upsample;
 
 pub use activation::{Activation, activate};
-pub use affinity::affinity;
+pub use affinity::{affinity, similarity};
 pub use batch_norm::{BatchStatistics, batch_norm, batch_sums};
 pub use convolution::{ConvShape, conv2d};
 pub use focal::{Focal, focal};

@@ -1,7 +1,7 @@
 //! Binary cross-entropy on softened labels, and the Dice loss that goes with it.
 
 use crate::SumOverRanks;
-use crate::focal::{check_shapes, targets};
+use crate::focal::{check_shapes, targets, total};
 use crate::graph::operate;
 use crate::labels::Labels;
 use crate::operation::Operation;
@@ -44,7 +44,7 @@ pub(crate) fn soft_bce_forward(logits: Tensor<4>, labels: &Labels, bce: SoftBce)
     let (x, target, valid) = softened(logits, labels, bce);
     // -t log s(x) - (1 - t) log s(-x) = x (1 - t) - log s(x)
     let entropy = x.clone() * (target.neg() + 1.0) - log_sigmoid(x);
-    (entropy * valid).sum() / bce.divisor
+    total(entropy * valid) / bce.divisor
 }
 
 pub(crate) fn soft_bce_backward(
@@ -105,8 +105,8 @@ impl Dice {
         let scalar = |x: Tensor<1>| x.into_data().iter::<f64>().sum::<f64>();
         let positives = labels.positive() as f64;
         let mut sums = [
-            scalar((p.clone() * target).sum()),
-            scalar(p.sum()) + positives,
+            scalar(total(p.clone() * target)),
+            scalar(total(p)) + positives,
             positives,
             own as f64,
         ];

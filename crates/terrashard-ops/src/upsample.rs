@@ -49,7 +49,7 @@ pub(crate) fn folded_tap(class: usize, tap: usize, factor: usize) -> usize {
     } else {
         1
     };
-    (row + tap + factor - 1) / factor
+    (row + tap).div_ceil(factor)
 }
 
 /// `[9, classes^2 * 9]`: row = tap of the large kernel, column = class and tap of the small kernel.
