@@ -110,3 +110,91 @@ impl Digest {
         mix(self.0)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Mean and variance of `draw` over many indices.
+    fn moments(draw: impl Fn(u64) -> f64) -> (f64, f64) {
+        let n = 100_000;
+        let mean = (0..n).map(&draw).sum::<f64>() / n as f64;
+        (
+            mean,
+            (0..n)
+                .map(|index| (draw(index) - mean).powi(2))
+                .sum::<f64>()
+                / n as f64,
+        )
+    }
+
+    #[test]
+    fn mixes_as_splitmix64_does() {
+        // The first outputs of SplitMix64 seeded with 1234567, as published with the Java and C implementations.
+        let outputs =
+            [1, 2, 3].map(|i: u64| mix(1_234_567_u64.wrapping_add(GOLDEN.wrapping_mul(i))));
+        assert_eq!(
+            outputs,
+            [
+                6_457_827_717_110_365_317,
+                3_203_168_211_198_807_973,
+                9_817_491_932_198_370_423
+            ]
+        );
+    }
+
+    #[test]
+    fn addresses_are_independent() {
+        let a = hash(1, "a", 0);
+        for other in [
+            hash(2, "a", 0),
+            hash(1, "b", 0),
+            hash(1, "a", 1),
+            hash(1, "a\0", 0),
+            hash(1, "", 0),
+        ] {
+            // Half of 64 bits differ, give or take five standard deviations.
+            assert!(
+                (12..=52).contains(&(a ^ other).count_ones()),
+                "{a:x} {other:x}"
+            );
+        }
+        let stream = Stream::new(1, "a");
+        assert_eq!(stream.bits(0), a);
+        assert_ne!(stream.child(0), stream.child(1));
+        assert_ne!(stream.child(0).bits(0), a);
+    }
+
+    #[test]
+    fn distributions_have_their_moments() {
+        let stream = Stream::new(3, "moments");
+        let (mean, variance) = moments(|index| stream.uniform(index));
+        assert!(
+            (mean - 0.5).abs() < 0.005 && (variance - 1.0 / 12.0).abs() < 0.001,
+            "{mean} {variance}"
+        );
+        let (mean, variance) = moments(|index| stream.normal(index));
+        assert!(
+            mean.abs() < 0.02 && (variance - 1.0).abs() < 0.02,
+            "{mean} {variance}"
+        );
+        let (mean, variance) = moments(|index| stream.below(index, 7) as f64);
+        assert!(
+            (mean - 3.0).abs() < 0.04 && (variance - 4.0).abs() < 0.06,
+            "{mean} {variance}"
+        );
+        assert_eq!(stream.below(0, 0), 0);
+    }
+
+    #[test]
+    fn digests_separate_their_parts() {
+        let digest = |texts: &[&str]| {
+            let mut digest = Digest::new();
+            texts.iter().for_each(|text| digest.text(text));
+            digest.finish()
+        };
+        assert_ne!(digest(&["ab", "c"]), digest(&["a", "bc"]));
+        assert_ne!(digest(&["ab"]), digest(&["ab", ""]));
+        assert_ne!(digest(&["12345678"]), digest(&["12345678\0"]));
+    }
+}

@@ -69,6 +69,39 @@ impl From<Stage> for u8 {
 
 impl fmt::Display for Stage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", u8::from(*self))
+        u8::from(*self).fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_name_stages() {
+        for (number, stage) in Stage::ALL.into_iter().enumerate() {
+            let number = u8::try_from(number).unwrap();
+            assert_eq!(Stage::try_from(number), Ok(stage));
+            assert_eq!(stage.to_string(), number.to_string());
+        }
+        assert!(Stage::try_from(4).is_err());
+    }
+
+    #[test]
+    fn each_stage_shards_one_thing_more() {
+        let sharded = Stage::ALL.map(|s| {
+            [
+                s.shards_optimizer(),
+                s.shards_gradients(),
+                s.shards_parameters(),
+            ]
+        });
+        let expected = [
+            [false, false, false],
+            [true, false, false],
+            [true, true, false],
+            [true, true, true],
+        ];
+        assert_eq!(sharded, expected);
     }
 }

@@ -1,0 +1,72 @@
+//! Prints who owns what of a small encoder on three ranks, and what each stage of ZeRO would cost a rank.
+//!
+//! `cargo run -p terrashard-layout --example plan`
+
+use terrashard_layout::{ElementType, LayoutConfig, ParameterSpec, ShardTable, Stage};
+
+fn main() -> Result<(), terrashard_layout::Error> {
+    let parameters: Vec<ParameterSpec> = (0..4)
+        .flat_map(|block| {
+            let shapes: [(&str, &[usize]); 4] = [
+                ("norm.gamma", &[64]),
+                ("attention.weight", &[64, 192]),
+                ("mlp.weight", &[64, 256]),
+                ("bias", &[35]),
+            ];
+            shapes.map(|(name, shape)| {
+                ParameterSpec::new(format!("block.{block}.{name}"), shape, ElementType::Bf16)
+            })
+        })
+        .collect();
+
+    let ranks = 3;
+    println!(
+        "{:<28}{:>9}  elements of each rank",
+        "parameter", "elements"
+    );
+    let config = LayoutConfig {
+        ranks,
+        stage: Stage::Two,
+        ..LayoutConfig::default()
+    };
+    let table = ShardTable::new(parameters.clone(), &config)?;
+    for row in table.rows().iter().take(4) {
+        let intervals: Vec<String> = (0..ranks)
+            .map(|rank| format!("{:?}", row.interval(rank, ranks)))
+            .collect();
+        println!(
+            "{:<28}{:>9}  {}",
+            row.parameter.name,
+            row.numel(),
+            intervals.join("  ")
+        );
+    }
+
+    println!("\nbuckets in the order in which backward completes them:");
+    for bucket in table.buckets() {
+        let names: Vec<&str> = bucket
+            .pieces
+            .iter()
+            .map(|piece| table.rows()[piece.row].parameter.name.as_str())
+            .collect();
+        println!("{:>8} bytes: {}", bucket.bytes(ranks), names.join(", "));
+    }
+
+    println!("\nbytes on each of {ranks} ranks:");
+    println!(
+        "{:<6}{:>12}{:>12}{:>12}{:>12}",
+        "stage", "parameters", "gradients", "optimizer", "states"
+    );
+    for stage in Stage::ALL {
+        let bytes =
+            ShardTable::new(parameters.clone(), &LayoutConfig { stage, ..config })?.memory();
+        let optimizer = bytes.optimizer();
+        println!(
+            "{stage:<6}{:>12}{:>12}{optimizer:>12}{:>12}",
+            bytes.parameters,
+            bytes.gradients,
+            bytes.states()
+        );
+    }
+    Ok(())
+}

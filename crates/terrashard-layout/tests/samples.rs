@@ -1,0 +1,96 @@
+//! The sample order and the windows of micro-batches.
+
+use std::collections::BTreeMap;
+
+use terrashard_layout::{Error, SampleOrder, global_batch, micro_batch};
+
+#[test]
+fn each_sample_comes_once_per_epoch() {
+    for samples in [1, 2, 3, 4, 5, 8, 31, 100, 1000, 4097] {
+        for seed in [0, 1, u64::MAX] {
+            let order = SampleOrder::new(samples, seed).unwrap();
+            for epoch in [0, 1, 1000] {
+                let start = epoch * samples as u64;
+                let mut seen: Vec<usize> = (start..start + samples as u64)
+                    .map(|cursor| order.at(cursor))
+                    .collect();
+                seen.sort_unstable();
+                assert!(
+                    seen.iter().copied().eq(0..samples),
+                    "{samples} samples, seed {seed}, epoch {epoch}"
+                );
+            }
+        }
+    }
+    assert_eq!(SampleOrder::new(0, 0), Err(Error::NoSamples));
+}
+
+#[test]
+fn seeds_and_epochs_differ() {
+    let epoch = |seed, epoch: u64| -> Vec<usize> {
+        let order = SampleOrder::new(50, seed).unwrap();
+        (epoch * 50..(epoch + 1) * 50)
+            .map(|cursor| order.at(cursor))
+            .collect()
+    };
+    assert_eq!(epoch(1, 0), epoch(1, 0));
+    assert_ne!(epoch(1, 0), epoch(2, 0));
+    assert_ne!(epoch(1, 0), epoch(1, 1));
+    assert_ne!(epoch(1, 0), (0..50).collect::<Vec<_>>());
+}
+
+/// A run has to see the same samples on every machine and after every update, else it cannot be resumed. The order
+/// was computed by a second implementation, in Python, of the shuffle and of the generator.
+#[test]
+fn the_order_is_pinned() {
+    let order = SampleOrder::new(10, 42).unwrap();
+    let got: Vec<usize> = (0..20).map(|cursor| order.at(cursor)).collect();
+    let expected = [
+        [8, 6, 9, 3, 7, 1, 2, 4, 0, 5],
+        [3, 2, 6, 8, 4, 1, 7, 5, 9, 0],
+    ];
+    assert_eq!(got, expected.concat());
+}
+
+/// All 24 orders of four samples come equally often: 2400 of each expected, standard deviation 48.
+#[test]
+fn every_permutation_is_as_likely() {
+    let mut counts: BTreeMap<Vec<usize>, u32> = BTreeMap::new();
+    for seed in 0..57_600 {
+        let order = SampleOrder::new(4, seed).unwrap();
+        *counts
+            .entry((0..4).map(|cursor| order.at(cursor)).collect())
+            .or_default() += 1;
+    }
+    assert_eq!(counts.len(), 24);
+    assert!(
+        counts.values().all(|count| (2160..2640).contains(count)),
+        "{counts:?}"
+    );
+}
+
+/// Neighbours in a large epoch are as far apart as chance has it: a third of the samples on average.
+#[test]
+fn neighbours_are_independent() {
+    let n = 10_007;
+    let order = SampleOrder::new(n, 7).unwrap();
+    let distance = |cursor: u64| order.at(cursor).abs_diff(order.at(cursor + 1)) as f64;
+    let mean = (0..n as u64 - 1).map(distance).sum::<f64>() / (n as f64 - 1.0);
+    assert!((mean / n as f64 - 1.0 / 3.0).abs() < 0.01, "{mean}");
+}
+
+#[test]
+fn windows_are_disjoint_and_cover_the_global_batch() {
+    for (ranks, n, accumulate) in [(1, 1, 1), (2, 3, 1), (3, 2, 4), (5, 1, 3)] {
+        for cursor in [0, 17] {
+            let windows = (0..ranks).flat_map(|rank| {
+                (0..accumulate).map(move |m| micro_batch(cursor, rank, ranks, n, accumulate, m))
+            });
+            let covered: Vec<u64> = windows.flatten().collect();
+            let expected: Vec<u64> =
+                (cursor..cursor + global_batch(ranks, n, accumulate)).collect();
+            assert_eq!(covered, expected);
+        }
+    }
+    assert_eq!(micro_batch(100, 2, 3, 4, 5, 1), 144..148);
+}
