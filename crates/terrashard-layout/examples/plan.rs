@@ -5,20 +5,15 @@
 use terrashard_layout::{ElementType, LayoutConfig, ParameterSpec, ShardTable, Stage};
 
 fn main() -> Result<(), terrashard_layout::Error> {
+    let shapes: [(&str, &[usize]); 3] = [
+        ("norm.gamma", &[64]),
+        ("mlp.weight", &[64, 256]),
+        ("bias", &[35]),
+    ];
     let parameters: Vec<ParameterSpec> = (0..4)
-        .flat_map(|block| {
-            let shapes: [(&str, &[usize]); 4] = [
-                ("norm.gamma", &[64]),
-                ("attention.weight", &[64, 192]),
-                ("mlp.weight", &[64, 256]),
-                ("bias", &[35]),
-            ];
-            shapes.map(|(name, shape)| {
-                ParameterSpec::new(format!("block.{block}.{name}"), shape, ElementType::Bf16)
-            })
-        })
+        .flat_map(|block| shapes.map(|(name, shape)| (format!("block.{block}.{name}"), shape)))
+        .map(|(name, shape)| ParameterSpec::new(name, shape, ElementType::Bf16))
         .collect();
-
     let ranks = 3;
     println!(
         "{:<28}{:>9}  elements of each rank",
@@ -30,7 +25,7 @@ fn main() -> Result<(), terrashard_layout::Error> {
         ..LayoutConfig::default()
     };
     let table = ShardTable::new(parameters.clone(), &config)?;
-    for row in table.rows().iter().take(4) {
+    for row in table.rows().iter().take(3) {
         let intervals: Vec<String> = (0..ranks)
             .map(|rank| format!("{:?}", row.interval(rank, ranks)))
             .collect();
@@ -42,7 +37,7 @@ fn main() -> Result<(), terrashard_layout::Error> {
         );
     }
 
-    println!("\nbuckets in the order in which backward completes them:");
+    println!("\nbuckets, as backward completes them:");
     for bucket in table.buckets() {
         let names: Vec<&str> = bucket
             .pieces
@@ -51,20 +46,12 @@ fn main() -> Result<(), terrashard_layout::Error> {
             .collect();
         println!("{:>8} bytes: {}", bucket.bytes(ranks), names.join(", "));
     }
-
     println!("\nbytes on each of {ranks} ranks:");
-    println!(
-        "{:<6}{:>12}{:>12}{:>12}{:>12}",
-        "stage", "parameters", "gradients", "optimizer", "states"
-    );
     for stage in Stage::ALL {
-        let bytes =
-            ShardTable::new(parameters.clone(), &LayoutConfig { stage, ..config })?.memory();
-        let optimizer = bytes.optimizer();
+        let config = LayoutConfig { stage, ..config };
+        let bytes = ShardTable::new(parameters.clone(), &config)?.memory();
         println!(
-            "{stage:<6}{:>12}{:>12}{optimizer:>12}{:>12}",
-            bytes.parameters,
-            bytes.gradients,
+            "stage {stage}: {} of model states: {bytes:?}",
             bytes.states()
         );
     }
