@@ -5,16 +5,15 @@
 
 mod batch;
 mod keys;
-mod region;
 mod sections;
 
 pub use batch::Batch;
-pub use region::Region;
 pub use sections::{
-    Activation, CheckpointSection, Config, DataSection, Device, HeadNorm, LogSection, Loss,
-    ModelSection, NonFinite, Precision, Ranks, Resume, ScalingSection, SceneEntry, Schedule,
-    TrainSection, ZeroSection,
+    CheckpointSection, Config, DataSection, Device, LogSection, NonFinite, Precision, Ranks,
+    Resume, SceneEntry, Schedule, TrainSection, ZeroSection,
 };
+pub use terrashard_data::{Band, Region, Scaling, Selection};
+pub use terrashard_models::{Loss, ModelConfig};
 
 use std::path::Path;
 
@@ -106,36 +105,26 @@ impl Config {
                 expected,
             ));
         }
-        for (key, values) in [("data.mean", &data.mean), ("data.std", &data.std)] {
-            if let Some(values) = values
-                && values.len() != model.bands
-            {
-                return Err(Error::invalid(
-                    key,
-                    format!("{} values", values.len()),
-                    format!("{} values", model.bands),
-                ));
-            }
+        model.validate()?;
+        if model.classes != 1 {
+            return Err(Error::NotSupported {
+                key: format!("model.classes = {}", model.classes),
+                remedy: "train a binary task with `classes = 1`".into(),
+            });
         }
-        if data.mean.is_some() != data.std.is_some() {
-            return Err(Error::invalid(
-                "data.mean",
-                "one of mean and std",
-                "both of `data.mean` and `data.std`, or neither",
-            ));
-        }
+        data.scaling.validate(model.bands)?;
         at_least_one("data.chip", data.chip)?;
         at_least_one("data.stride", data.stride)?;
-        if data.overlap >= data.chip {
+        at_least_one("data.tile", data.tile())?;
+        if data.overlap >= data.tile() {
             return Err(Error::invalid(
                 "data.overlap",
                 data.overlap,
-                format!("less than `data.chip` = {}", data.chip),
+                format!("less than `data.tile` = {}", data.tile()),
             ));
         }
         at_least_one("train.steps", train.steps as usize)?;
         positive("train.lr", train.lr)?;
-        positive("data.scaling.scale", f64::from(data.scaling.scale))?;
         if train.weight_decay < 0.0 {
             return Err(Error::invalid(
                 "train.weight_decay",
@@ -331,14 +320,14 @@ mod tests {
                 "zero.stage=1",
                 "train.schedule=cosine",
                 "zero.ranks=\"auto\"",
-                "data.test={ left = 0.25, right = 0.5 }",
+                "data.test={ fraction = [0.25, 0.0, 0.5, 1.0] }",
             ],
         )
         .unwrap();
         assert_eq!(config.zero.stage, terrashard_layout::Stage::One);
         assert_eq!(config.train.schedule, Schedule::Cosine);
         assert_eq!(config.zero.ranks, Ranks::Auto);
-        assert_eq!(config.data.test.window(100, 80), (25, 0, 25, 80));
+        assert_eq!(config.data.test, Region::Fraction([0.25, 0.0, 0.5, 1.0]));
     }
 
     #[test]

@@ -117,13 +117,86 @@ pub enum Error {
         /// The loss.
         loss: f64,
     },
+    /// Scenes or labels cannot be used.
+    #[error(transparent)]
+    Data(#[from] terrashard_data::Error),
+    /// A raster cannot be read or written.
+    #[error(transparent)]
+    Raster(#[from] terrashard_raster::Error),
+    /// The model cannot be built.
+    #[error(transparent)]
+    Model(#[from] terrashard_models::Error),
+    /// The parameters cannot be laid out.
+    #[error(transparent)]
+    Layout(#[from] terrashard_layout::Error),
+    /// Sharding, reducing or updating failed.
+    #[error(transparent)]
+    Zero(#[from] terrashard_zero::Error),
+    /// The ranks could not talk.
+    #[error(transparent)]
+    Collective(#[from] terrashard_collectives::Error),
+    /// A checkpoint or model file cannot be used.
+    #[error(transparent)]
+    Checkpoint(#[from] terrashard_checkpoint::Error),
+    /// A checkpoint or model file could not be written.
+    #[error("failed to save: {source}")]
+    Save {
+        /// What went wrong.
+        #[source]
+        source: terrashard_checkpoint::Error,
+    },
+    /// A rank failed; the others gave up because of it.
+    #[error("rank {rank}: {source}")]
+    Rank {
+        /// The rank that failed first.
+        rank: usize,
+        /// Its error.
+        #[source]
+        source: Box<Error>,
+    },
+    /// A thread panicked.
+    #[error("{who} panicked: {message}")]
+    Panicked {
+        /// The thread.
+        who: String,
+        /// The message of the panic.
+        message: String,
+    },
+    /// The system refused a thread.
+    #[error("failed to start {who}: {source}; use fewer ranks")]
+    Spawn {
+        /// The thread.
+        who: String,
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
 }
 
 impl Error {
     /// 2 for wrong use or bad input, 1 for a failure while working.
     pub fn exit_code(&self) -> u8 {
         match self {
-            Error::Write { .. } | Error::NonFinite { .. } => 1,
+            Error::Write { .. }
+            | Error::NonFinite { .. }
+            | Error::Collective(_)
+            | Error::Save { .. }
+            | Error::Panicked { .. }
+            | Error::Spawn { .. } => 1,
+            Error::Zero(source) => match source {
+                terrashard_zero::Error::Setting { .. } | terrashard_zero::Error::Stage { .. } => 2,
+                _ => 1,
+            },
+            Error::Raster(source) | Error::Data(terrashard_data::Error::Raster(source)) => {
+                match source {
+                    terrashard_raster::Error::Write { .. }
+                    | terrashard_raster::Error::Incomplete { .. }
+                    | terrashard_raster::Error::Misplaced { .. } => 1,
+                    _ => 2,
+                }
+            }
+            Error::Data(terrashard_data::Error::LoaderPanicked) => 1,
+            Error::Rank { source, .. } => source.exit_code(),
             _ => 2,
         }
     }

@@ -5,6 +5,7 @@
 
 pub mod arguments;
 pub mod config;
+pub mod dataset;
 mod error;
 pub mod record;
 pub mod report;

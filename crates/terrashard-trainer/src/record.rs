@@ -11,6 +11,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use terrashard_data::baseline::Score;
 use terrashard_layout::{RankBytes, Stage};
 
 use crate::error::{Error, Result};
@@ -45,9 +46,29 @@ impl StepRecord {
     }
 }
 
+/// Bytes of model states that a rank really held, counted on its tensors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct HeldBytes {
+    /// Parameter values.
+    pub parameters: u64,
+    /// Gradients at the end of backward, before the update.
+    pub gradients: u64,
+    /// Both moments of AdamW.
+    pub optimizer: u64,
+}
+
+impl HeldBytes {
+    /// All of them.
+    pub fn total(&self) -> u64 {
+        self.parameters + self.gradients + self.optimizer
+    }
+}
+
 /// One call of `fit`, a line of `sessions.jsonl`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SessionRecord {
+    /// Name of the configuration.
+    pub name: String,
     /// The checkpoint's step that this call started from; none if it started afresh.
     pub resumed_from_step: Option<u64>,
     /// The last step it made.
@@ -67,24 +88,39 @@ pub struct SessionRecord {
     /// Predicted bytes on each rank at stages 0, 1, 2 and 3.
     pub predicted: Vec<RankBytes>,
     /// Bytes that the largest rank really held, at this call's stage.
-    pub counted: Option<RankBytes>,
+    pub counted: HeldBytes,
 }
 
-/// How well a map of foreground agrees with the label, over valid pixels.
+/// How well a map of foreground agrees with the label, over valid pixels. A ratio of nothing is none.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Scores {
     /// Intersection over union of the foreground.
-    pub iou: f64,
+    pub iou: Option<f64>,
     /// Harmonic mean of precision and recall, `2 iou / (1 + iou)`.
-    pub f1: f64,
+    pub f1: Option<f64>,
     /// Share of the predicted foreground that is foreground.
-    pub precision: f64,
+    pub precision: Option<f64>,
     /// Share of the foreground that was predicted.
-    pub recall: f64,
+    pub recall: Option<f64>,
     /// Share of the valid pixels that is foreground.
-    pub prevalence: f64,
+    pub prevalence: Option<f64>,
     /// `iou` over the pixels near an edge between foreground and background.
     pub shore_iou: Option<f64>,
+}
+
+impl Scores {
+    /// The scores that follow from counted pixels.
+    pub fn of(counts: &Score) -> Self {
+        let Score { all, shore } = counts;
+        Self {
+            iou: all.iou(),
+            f1: all.f1(),
+            precision: all.precision(),
+            recall: all.recall(),
+            prevalence: all.prevalence(),
+            shore_iou: shore.iou(),
+        }
+    }
 }
 
 /// What `test` measured: what it prints as JSON, and `test.json`.

@@ -1,8 +1,11 @@
 //! The report of a run: `report.json` for programs, a self-contained `report.html` for people.
 
 mod charts;
+mod memory;
 mod page;
+mod panels;
 mod pictures;
+mod scores;
 
 use std::path::Path;
 
@@ -14,6 +17,7 @@ use crate::error::{Error, Result};
 use crate::record::{Scores, StepRecord, TestRecord};
 use crate::run_directory::{RunDirectory, replace};
 use page::Content;
+use panels::Panels;
 
 /// The figures of a run, as they stand in `report.json`.
 #[derive(Debug, Clone, Serialize)]
@@ -67,21 +71,14 @@ pub fn write(run: &RunDirectory, out: &Path, prediction: Option<&Path>) -> Resul
         baseline: test.as_ref().and_then(|test| test.baseline.clone()),
         test,
     };
-    let shown = run
-        .root()
-        .file_name()
-        .map_or_else(|| "run".into(), |name| name.to_string_lossy());
-    let (scene, detail) = (Vec::new(), Vec::new());
-    let _ = prediction;
+    let panels = Panels::draw(&config, prediction)?;
     let page = page::render(&Content {
-        name: &shown,
+        name: &last.name,
         report: &report,
         steps: &steps,
         sessions: &sessions,
         baseline_note: config.data.baseline_note.as_deref(),
-        shore: format!("within {} pixels of the edge", config.data.shore),
-        scene,
-        detail,
+        panels: &panels,
         config: &config.to_toml(),
     });
     std::fs::create_dir_all(out).map_err(Error::write(out))?;

@@ -5,9 +5,11 @@ use std::path::Path;
 use serde::de::{self, Deserialize, Deserializer, Visitor};
 use toml::{Table, Value};
 
+use terrashard_data::{Scaling, Selection};
+use terrashard_models::ModelConfig;
+
 use super::sections::{
-    CheckpointSection, Config, DataSection, LogSection, ModelSection, ScalingSection, SceneEntry,
-    TrainSection, ZeroSection,
+    CheckpointSection, Config, DataSection, LogSection, SceneEntry, TrainSection, ZeroSection,
 };
 use crate::error::{Error, Result};
 
@@ -70,11 +72,12 @@ fn known() -> Vec<String> {
         .iter()
         .map(|name| name.to_string())
         .collect();
-    let nested: [(&str, &[&str]); 8] = [
-        ("model", fields::<ModelSection>()),
+    let nested: [(&str, &[&str]); 9] = [
+        ("model", fields::<ModelConfig>()),
         ("data", fields::<DataSection>()),
         ("data.scenes", fields::<SceneEntry>()),
-        ("data.scaling", fields::<ScalingSection>()),
+        ("data.scaling", fields::<Scaling>()),
+        ("data.selection", fields::<Selection>()),
         ("train", fields::<TrainSection>()),
         ("zero", fields::<ZeroSection>()),
         ("checkpoint", fields::<CheckpointSection>()),

@@ -3,16 +3,16 @@
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+use terrashard_data::{Band, Region, Scaling, Selection};
 use terrashard_layout::Stage;
-
-use super::Region;
+use terrashard_models::{Loss, ModelConfig};
 
 /// A whole configuration.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
     /// What is trained.
-    pub model: ModelSection,
+    pub model: ModelConfig,
     /// What it is trained and tested on.
     pub data: DataSection,
     /// How it is trained.
@@ -25,86 +25,19 @@ pub struct Config {
     pub log: LogSection,
 }
 
-/// `[model]`: the network.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct ModelSection {
-    /// Channels of the four encoder stages. Default: B0's 32, 64, 160, 256.
-    pub dims: Vec<usize>,
-    /// Blocks of the four stages. Default: 2, 2, 2, 2.
-    pub depths: Vec<usize>,
-    /// Attention heads of the four stages. Default: 1, 2, 5, 8.
-    pub heads: Vec<usize>,
-    /// Spatial reduction of the keys and values of the four stages. Default: 8, 4, 2, 1.
-    pub sr_ratios: Vec<usize>,
-    /// Channels of the decoding head. Default: 256.
-    pub head_channels: usize,
-    /// Normalisation in the head. Default: `batch`.
-    pub head_norm: HeadNorm,
-    /// Activation of the feed-forward layers. Default: `gelu`.
-    pub activation: Activation,
-    /// Whether the super-resolution branch is trained beside the segmentation. Default: `true`.
-    pub superres: bool,
-    /// Channels of the segmentation map; 1 is a binary task. Default: 1.
-    pub classes: usize,
-    /// Pixels of the map per pixel of the image, along each axis. Default: 5.
-    pub scale: usize,
-    /// Channels of the image. Default: 6.
-    pub bands: usize,
-}
-
-impl Default for ModelSection {
-    fn default() -> Self {
-        Self {
-            dims: vec![32, 64, 160, 256],
-            depths: vec![2; 4],
-            heads: vec![1, 2, 5, 8],
-            sr_ratios: vec![8, 4, 2, 1],
-            head_channels: 256,
-            head_norm: HeadNorm::Batch,
-            activation: Activation::Gelu,
-            superres: true,
-            classes: 1,
-            scale: 5,
-            bands: 6,
-        }
-    }
-}
-
-/// Normalisation in the decoding head.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum HeadNorm {
-    /// Batch normalisation, each rank with its own statistics.
-    Batch,
-    /// None: the result does not depend on how samples are shared among ranks.
-    None,
-}
-
-/// Activation of the feed-forward layers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Activation {
-    /// Gaussian error linear unit, by the error function.
-    Gelu,
-    /// Sigmoid linear unit.
-    Silu,
-}
-
 /// `[data]`: scenes, and how they become samples.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DataSection {
     /// Images with their labels.
     pub scenes: Vec<SceneEntry>,
-    /// Names of the bands in the order of the model's channels. Default: B02, B03, B04, B08, B11, B12.
-    pub bands: Vec<String>,
-    /// From digital numbers to reflectance.
-    pub scaling: ScalingSection,
-    /// Per band, subtracted from the reflectance. Default: nothing is.
-    pub mean: Option<Vec<f64>>,
-    /// Per band, what the centred reflectance is divided by. Default: 1.
-    pub std: Option<Vec<f64>>,
+    /// The bands of the images in the order of the model's channels, by name or by number
+    /// from 1. Default: B02, B03, B04, B08, B11, B12.
+    pub bands: Vec<Band>,
+    /// From digital numbers to what the model takes.
+    pub scaling: Scaling,
+    /// Digital number that means "no data", in place of what the images declare. Default: what they declare.
+    pub nodata: Option<f64>,
     /// Part of each scene to train on. Default: `west`.
     pub train: Region,
     /// Part of each scene to test on. Default: `east`.
@@ -113,41 +46,43 @@ pub struct DataSection {
     pub chip: usize,
     /// Pixels of the image from one sample to the next. Default: 32.
     pub stride: usize,
-    /// Pixels of the image that neighbouring windows share in test and predict. Default: 16.
-    pub overlap: usize,
+    /// Which samples are trained on, and how often.
+    pub selection: Selection,
     /// Whether samples are flipped and turned at random. Default: `true`.
     pub augment: bool,
-    /// Samples with fewer labelled foreground pixels (of the label) are left out of training. Default: 0.
-    pub min_foreground: u64,
-    /// Pixels of the label within this many steps of the foreground's edge count as shore in test. Default: 5.
-    pub shore: usize,
-    /// The baseline calls a pixel water where its NDWI, (green - nir) / (green + nir), is above this. Default: -0.04.
-    pub ndwi_threshold: f64,
-    /// What a reader of the report should know about the baseline on these data. Default: nothing.
+    /// Height and width of the windows of test and predict in pixels of the image. Default: `chip`.
+    pub tile: Option<usize>,
+    /// Pixels of the image that neighbouring windows share in test and predict. Default: 16.
+    pub overlap: usize,
+    /// What a reader of the report should know about the NDWI baseline on these data. Default: nothing.
     pub baseline_note: Option<String>,
 }
 
 impl Default for DataSection {
     fn default() -> Self {
+        let bands = ["B02", "B03", "B04", "B08", "B11", "B12"];
         Self {
             scenes: Vec::new(),
-            bands: ["B02", "B03", "B04", "B08", "B11", "B12"]
-                .map(String::from)
-                .to_vec(),
-            scaling: ScalingSection::default(),
-            mean: None,
-            std: None,
-            train: Region::WEST,
-            test: Region::EAST,
+            bands: bands.map(|name| Band::Name(name.into())).to_vec(),
+            scaling: Scaling::default(),
+            nodata: None,
+            train: Region::West,
+            test: Region::East,
             chip: 64,
             stride: 32,
-            overlap: 16,
+            selection: Selection::default(),
             augment: true,
-            min_foreground: 0,
-            shore: 5,
-            ndwi_threshold: -0.04,
+            tile: None,
+            overlap: 16,
             baseline_note: None,
         }
+    }
+}
+
+impl DataSection {
+    /// Height and width of the windows of test and predict in pixels of the image.
+    pub fn tile(&self) -> usize {
+        self.tile.unwrap_or(self.chip)
     }
 }
 
@@ -159,25 +94,6 @@ pub struct SceneEntry {
     pub image: PathBuf,
     /// The label on the fine grid: 1 foreground, 0 background, 255 neither.
     pub mask: Option<PathBuf>,
-}
-
-/// `data.scaling`: reflectance = digital number x scale + offset.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct ScalingSection {
-    /// Reflectance of one digital number. Default: 0.0001.
-    pub scale: f64,
-    /// Reflectance of digital number 0; -0.1 for Sentinel-2 baseline 04.00 and later. Default: 0.
-    pub offset: f64,
-}
-
-impl Default for ScalingSection {
-    fn default() -> Self {
-        Self {
-            scale: 1e-4,
-            offset: 0.0,
-        }
-    }
 }
 
 /// `[train]`: the steps.
@@ -242,16 +158,6 @@ pub enum Schedule {
     Poly,
     /// Along half a cosine to 0.
     Cosine,
-}
-
-/// The loss of the segmentation map.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Loss {
-    /// Focal loss with alpha 0.75 and gamma 2.
-    Focal,
-    /// Binary cross-entropy.
-    Bce,
 }
 
 /// Element type of the computation.

@@ -1,23 +1,14 @@
 //! The page: one HTML file with its style, charts and pictures inside.
 
-use std::fmt::Write;
-
-use terrashard_layout::RankBytes;
-
-use super::Report;
-use super::charts::{self, Bar, Line, escape};
-use crate::record::{Scores, SessionRecord, StepRecord, TestRecord, clock};
+use super::charts::{self, Line, escape};
+use super::panels::{Panel, Panels};
+use super::{Report, memory, scores};
+use crate::record::{SessionRecord, StepRecord, clock};
 
 const STYLE: &str = include_str!("page.css");
 
-/// A picture with its caption.
-#[derive(Debug)]
-pub(super) struct Panel {
-    /// What it shows.
-    pub caption: String,
-    /// Its `data:` address.
-    pub address: String,
-}
+/// Which pixels the scores near the edge count.
+pub(super) const SHORE: &str = "within 5 pixels of the edge";
 
 /// Everything that the page shows.
 #[derive(Debug)]
@@ -32,12 +23,8 @@ pub(super) struct Content<'a> {
     pub sessions: &'a [SessionRecord],
     /// What the configuration says about the baseline.
     pub baseline_note: Option<&'a str>,
-    /// Metres of the shore band, if there is one.
-    pub shore: String,
-    /// Pictures of the whole scene.
-    pub scene: Vec<Panel>,
-    /// Pictures of a part of the test region, at full resolution.
-    pub detail: Vec<Panel>,
+    /// Pictures.
+    pub panels: &'a Panels,
     /// The effective configuration.
     pub config: &'a str,
 }
@@ -48,10 +35,17 @@ pub(super) fn render(content: &Content<'_>) -> String {
     let sections = [
         figures(content),
         loss(content),
-        test(content),
-        pictures("Scene", "scene", &content.scene),
-        pictures("Detail of the test region", "detail", &content.detail),
-        memory(content),
+        scores::section(content),
+        pictures("Scene", "scene", &content.panels.scene),
+        pictures(
+            "Detail of the test region",
+            "detail",
+            &content.panels.detail,
+        ),
+        content
+            .sessions
+            .last()
+            .map_or(String::new(), memory::section),
         configuration(content),
     ];
     format!(
@@ -91,13 +85,12 @@ fn lead(content: &Content<'_>) -> String {
 fn figures(content: &Content<'_>) -> String {
     let mut cells: Vec<(&str, String, String)> = Vec::new();
     if let Some(test) = &content.report.test {
-        cells.push((
-            "test IoU",
-            score(test.scores.iou),
-            format!("{} valid pixels", grouped(test.valid_pixels)),
-        ));
+        if let Some(iou) = test.scores.iou {
+            let note = format!("{} valid pixels", grouped(test.valid_pixels));
+            cells.push(("test IoU", score(iou), note));
+        }
         if let Some(shore) = test.scores.shore_iou {
-            cells.push(("IoU near the edge", score(shore), content.shore.clone()));
+            cells.push(("IoU near the edge", score(shore), SHORE.into()));
         }
     }
     if let Some(loss) = content.report.loss {
@@ -158,79 +151,6 @@ fn loss(content: &Content<'_>) -> String {
     )
 }
 
-fn test(content: &Content<'_>) -> String {
-    let Some(test) = &content.report.test else {
-        return String::new();
-    };
-    let baseline = test.baseline.as_ref();
-    let mut rows = String::new();
-    let mut row = |label: &str, value: &dyn Fn(&Scores) -> Option<f64>| {
-        let Some(ours) = value(&test.scores) else {
-            return;
-        };
-        let theirs = baseline.map(|scores| value(scores).map_or("–".into(), score));
-        let theirs = theirs.map_or(String::new(), |text| format!("<td>{text}</td>"));
-        let _ = write!(
-            rows,
-            "<tr><th scope=\"row\">{label}</th><td>{}</td>{theirs}</tr>",
-            score(ours)
-        );
-    };
-    row("Intersection over union", &|scores| Some(scores.iou));
-    row(&format!("… {}", content.shore), &|scores| {
-        scores.shore_iou
-    });
-    row("F1", &|scores| Some(scores.f1));
-    row("Precision", &|scores| Some(scores.precision));
-    row("Recall", &|scores| Some(scores.recall));
-    let column = baseline.map_or("", |_| "<th scope=\"col\">NDWI baseline</th>");
-    format!(
-        "<section><h2>Test</h2><div class=\"beside\"><table><thead><tr><th></th><th scope=\"col\">Model</th>{column}</tr></thead><tbody>{rows}</tbody></table><div class=\"prose\">{}</div></div></section>\n",
-        standing(content, test)
-    )
-}
-
-/// Where the model stands beside the baseline, in words.
-fn standing(content: &Content<'_>, test: &TestRecord) -> String {
-    let mut text = format!(
-        "<p>Foreground of the test region, {} valid pixels of which {:.1} % are foreground, at probability {}.</p>",
-        grouped(test.valid_pixels),
-        100.0 * test.scores.prevalence,
-        test.threshold
-    );
-    if let Some(baseline) = &test.baseline {
-        let compare = |ours: f64, theirs: f64| {
-            let points = 100.0 * (ours - theirs);
-            match points.abs() < 0.05 {
-                true => "level with the baseline".to_string(),
-                false => format!(
-                    "{:.1} points {} the baseline",
-                    points.abs(),
-                    if points > 0.0 { "above" } else { "below" }
-                ),
-            }
-        };
-        let _ = write!(
-            text,
-            "<p>Over all valid pixels the model is <b>{}</b>",
-            compare(test.scores.iou, baseline.iou)
-        );
-        if let (Some(ours), Some(theirs)) = (test.scores.shore_iou, baseline.shore_iou) {
-            let _ = write!(
-                text,
-                "; {} it is <b>{}</b>",
-                escape(&content.shore),
-                compare(ours, theirs)
-            );
-        }
-        text.push_str(".</p><p>The baseline needs no training: a threshold on (green − nir) / (green + nir) of the input image, each pixel repeated on the fine grid.</p>");
-        if let Some(note) = content.baseline_note {
-            let _ = write!(text, "<p>{}</p>", escape(note));
-        }
-    }
-    text
-}
-
 fn pictures(title: &str, class: &str, panels: &[Panel]) -> String {
     if panels.is_empty() {
         return String::new();
@@ -248,69 +168,6 @@ fn pictures(title: &str, class: &str, panels: &[Panel]) -> String {
     )
 }
 
-fn memory(content: &Content<'_>) -> String {
-    let Some(session) = content
-        .sessions
-        .last()
-        .filter(|session| !session.predicted.is_empty())
-    else {
-        return String::new();
-    };
-    let used = u8::from(session.stage) as usize;
-    let predicted = session.predicted.iter().enumerate();
-    let mut entries: Vec<(String, &RankBytes, bool)> = predicted
-        .map(|(stage, bytes)| (format!("Stage {stage}"), bytes, stage == used))
-        .collect();
-    if let Some(counted) = &session.counted {
-        entries.insert(used + 1, ("Counted".into(), counted, true));
-    }
-    let whole = session.predicted[0].total() as f64;
-    let bars: Vec<Bar> = entries
-        .iter()
-        .map(|(label, bytes, chosen)| Bar {
-            label: label.clone(),
-            parts: vec![
-                ("parameters", bytes.parameters as f64),
-                ("gradients", bytes.gradients as f64),
-                ("optimizer", bytes.optimizer() as f64),
-                ("buckets", (bytes.buckets + bytes.gathered) as f64),
-            ],
-            text: mebibytes(bytes.total()),
-            chosen: *chosen,
-        })
-        .collect();
-    let row = |(label, bytes, chosen): &(String, &RankBytes, bool)| {
-        let class = if *chosen { " class=\"chosen\"" } else { "" };
-        let parts = [
-            bytes.parameters,
-            bytes.gradients,
-            bytes.optimizer(),
-            bytes.buckets + bytes.gathered,
-            bytes.total(),
-        ];
-        let cells: String = parts
-            .iter()
-            .map(|bytes| format!("<td>{}</td>", mebibytes(*bytes)))
-            .collect();
-        format!(
-            "<tr{class}><th scope=\"row\">{label}</th>{cells}<td>{:.0} %</td></tr>",
-            100.0 * bytes.total() as f64 / whole
-        )
-    };
-    let rows: String = entries.iter().map(row).collect();
-    let counted = match session.counted {
-        Some(_) => " “Counted” is what the ranks of this run really held.",
-        None => "",
-    };
-    format!(
-        "<section><h2>Memory per rank</h2><figure class=\"wide\">{}<figcaption class=\"key\"><i class=\"parameters\"></i> parameters <i class=\"gradients\"></i> gradients <i class=\"optimizer\"></i> optimizer states <i class=\"buckets\"></i> buckets on their way</figcaption></figure>\
-         <table class=\"numbers\"><thead><tr><th></th><th scope=\"col\">Parameters</th><th scope=\"col\">Gradients</th><th scope=\"col\">Optimizer</th><th scope=\"col\">Buckets</th><th scope=\"col\">Total</th><th scope=\"col\">of stage 0</th></tr></thead><tbody>{rows}</tbody></table>\
-         <p class=\"prose\">Model states on each of {} ranks; this run is stage {used}. The stages are predicted from the shard table.{counted} Activations come on top and are the same at every stage.</p></section>\n",
-        charts::bars(&bars),
-        session.ranks
-    )
-}
-
 fn configuration(content: &Content<'_>) -> String {
     format!(
         "<section><h2>Configuration</h2><pre>{}</pre></section>\n",
@@ -318,21 +175,13 @@ fn configuration(content: &Content<'_>) -> String {
     )
 }
 
-fn score(value: f64) -> String {
+/// A score in three digits.
+pub(super) fn score(value: f64) -> String {
     format!("{value:.3}")
 }
 
-fn mebibytes(bytes: u64) -> String {
-    let value = bytes as f64 / f64::from(1 << 20);
-    if value >= 1024.0 {
-        format!("{:.2} GiB", value / 1024.0)
-    } else {
-        format!("{value:.1} MiB")
-    }
-}
-
 /// Digits in groups of three.
-fn grouped(value: u64) -> String {
+pub(super) fn grouped(value: u64) -> String {
     let digits = value.to_string();
     let mut text = String::new();
     for (index, digit) in digits.chars().enumerate() {
@@ -352,6 +201,5 @@ mod tests {
     fn numbers_read_well() {
         assert_eq!(grouped(13_412_345), "13\u{202f}412\u{202f}345");
         assert_eq!(grouped(345), "345");
-        assert_eq!(mebibytes(3 << 19), "1.5 MiB");
     }
 }

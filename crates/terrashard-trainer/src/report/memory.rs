@@ -1,0 +1,140 @@
+//! The section on memory: what each stage takes on a rank, and what the ranks of the run really held.
+
+use terrashard_layout::RankBytes;
+
+use super::charts::{self, Bar};
+use crate::record::{HeldBytes, SessionRecord};
+
+/// One line of chart and table.
+struct Entry {
+    label: String,
+    states: HeldBytes,
+    /// The largest bucket on its way, where that is known.
+    bucket: Option<u64>,
+    chosen: bool,
+}
+
+impl Entry {
+    fn predicted(stage: usize, bytes: &RankBytes, chosen: bool) -> Self {
+        let states = HeldBytes {
+            parameters: bytes.parameters,
+            gradients: bytes.gradients,
+            optimizer: bytes.optimizer(),
+        };
+        Self {
+            label: format!("Stage {stage}"),
+            states,
+            bucket: Some(bytes.buckets),
+            chosen,
+        }
+    }
+
+    fn bar(&self) -> Bar {
+        let HeldBytes {
+            parameters,
+            gradients,
+            optimizer,
+        } = self.states;
+        Bar {
+            label: self.label.clone(),
+            parts: vec![
+                ("parameters", parameters as f64),
+                ("gradients", gradients as f64),
+                ("optimizer", optimizer as f64),
+            ],
+            text: mebibytes(self.states.total()),
+            chosen: self.chosen,
+        }
+    }
+
+    fn row(&self, whole: u64) -> String {
+        let HeldBytes {
+            parameters,
+            gradients,
+            optimizer,
+        } = self.states;
+        let class = if self.chosen { " class=\"chosen\"" } else { "" };
+        let share = 100.0 * self.states.total() as f64 / whole as f64;
+        let cells = [
+            mebibytes(parameters),
+            mebibytes(gradients),
+            mebibytes(optimizer),
+            mebibytes(self.states.total()),
+            format!("{share:.0}\u{a0}%"),
+            self.bucket.map_or("–".into(), mebibytes),
+        ];
+        let cells: String = cells
+            .iter()
+            .map(|text| format!("<td>{text}</td>"))
+            .collect();
+        format!(
+            "<tr{class}><th scope=\"row\">{}</th>{cells}</tr>",
+            self.label
+        )
+    }
+}
+
+/// The section of a call of `fit`.
+pub(super) fn section(session: &SessionRecord) -> String {
+    let used = usize::from(u8::from(session.stage));
+    let predicted = session.predicted.iter().enumerate();
+    let mut entries: Vec<Entry> = predicted
+        .map(|(stage, bytes)| Entry::predicted(stage, bytes, stage == used))
+        .collect();
+    let Some(whole) = entries.first().map(|entry| entry.states.total()) else {
+        return String::new();
+    };
+    let counted = Entry {
+        label: "Counted".into(),
+        states: session.counted,
+        bucket: None,
+        chosen: true,
+    };
+    entries.insert((used + 1).min(entries.len()), counted);
+    let bars: Vec<Bar> = entries.iter().map(Entry::bar).collect();
+    let rows: String = entries.iter().map(|entry| entry.row(whole)).collect();
+    let columns = [
+        "Parameters",
+        "Gradients",
+        "Optimizer",
+        "Together",
+        "of stage 0",
+        "Largest bucket",
+    ];
+    let columns: String = columns
+        .iter()
+        .map(|name| format!("<th scope=\"col\">{name}</th>"))
+        .collect();
+    let ranks = match session.ranks {
+        1 => "the one rank; with one there is nothing to shard".into(),
+        ranks => format!("each of {ranks} ranks"),
+    };
+    format!(
+        "<section><h2>Memory per rank</h2><figure>{}<figcaption class=\"key\"><i class=\"parameters\"></i> parameters \
+         <i class=\"gradients\"></i> gradients <i class=\"optimizer\"></i> optimizer states</figcaption></figure>\
+         <table class=\"numbers\"><thead><tr><th></th>{columns}</tr></thead><tbody>{rows}</tbody></table>\
+         <p class=\"prose\">Model states on {ranks}. The stages are predicted from the shard table; “Counted” is what \
+         the tensors of this run, at stage {used}, really took on the fullest rank. Activations come on top and are the \
+         same at every stage.</p></section>\n",
+        charts::bars(&bars),
+    )
+}
+
+fn mebibytes(bytes: u64) -> String {
+    let value = bytes as f64 / f64::from(1 << 20);
+    match value >= 1024.0 {
+        true => format!("{:.2}\u{a0}GiB", value / 1024.0),
+        false => format!("{value:.1}\u{a0}MiB"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_read_well() {
+        assert_eq!(mebibytes(3 << 19), "1.5\u{a0}MiB");
+        assert_eq!(mebibytes(3 << 29), "1.50\u{a0}GiB");
+    }
+}

@@ -1,0 +1,153 @@
+//! Which pictures the page shows: the scene, its label and its prediction, whole and in detail.
+
+use std::path::Path;
+
+use terrashard_data::Scene;
+use terrashard_raster::{RasterSource, Samples, Window};
+
+use super::pictures::Picture;
+use crate::config::Config;
+use crate::dataset::{self, Dataset};
+use crate::error::Result;
+
+/// Widest picture of a whole scene, in pixels.
+const SCENE_WIDTH: usize = 1000;
+/// Side of the detail in pixels of the image.
+const DETAIL_SIDE: usize = 72;
+
+/// A picture with its caption.
+#[derive(Debug)]
+pub(super) struct Panel {
+    /// What it shows.
+    pub caption: String,
+    /// Its `data:` address.
+    pub address: String,
+}
+
+impl Panel {
+    fn new(caption: &str, picture: &Picture) -> Self {
+        Self {
+            caption: caption.into(),
+            address: picture.data_uri(),
+        }
+    }
+}
+
+/// Pictures of the first scene.
+#[derive(Debug, Default)]
+pub(super) struct Panels {
+    /// The whole scene, reduced.
+    pub scene: Vec<Panel>,
+    /// A part of the test region with much of both classes, pixel by pixel.
+    pub detail: Vec<Panel>,
+}
+
+impl Panels {
+    /// Reads the first scene and, if given, a map predicted from it.
+    ///
+    /// # Errors
+    /// [`crate::Error::Data`] and [`crate::Error::Raster`] where a file cannot be read.
+    pub(super) fn draw(config: &Config, prediction: Option<&Path>) -> Result<Self> {
+        let dataset = Dataset::open(config)?;
+        let prediction = prediction.map(terrashard_raster::open).transpose()?;
+        let Some((scene, test)) = dataset.test_regions().next() else {
+            return Ok(Self::default());
+        };
+        let prediction = prediction.as_ref().map(|map| map as &dyn RasterSource);
+        let step = scene.width().div_ceil(SCENE_WIDTH);
+        let detail = busiest(&scene, test)?;
+        Ok(Self {
+            scene: draw(&scene, scene.window(), prediction, step)?,
+            detail: draw(&scene, detail, prediction, 1)?,
+        })
+    }
+}
+
+/// Image, label and prediction of a window; every `step`-th pixel of the image, and as much of the maps together.
+fn draw(
+    scene: &Scene,
+    window: Window,
+    prediction: Option<&dyn RasterSource>,
+    step: usize,
+) -> Result<Vec<Panel>> {
+    let fine = window.scaled(scene.scale());
+    // In detail a map shows each of its pixels; a whole scene's map is as small as its image.
+    let together = if step == 1 { 1 } else { step * scene.scale() };
+    let map = |classes: &[u8]| Picture::of_classes(fine.width, fine.height, classes, together);
+    let mut panels = vec![Panel::new(
+        "Image, red, green and blue",
+        &image(scene, window, step)?,
+    )];
+    if scene.has_mask() {
+        panels.push(Panel::new("Label", &map(&scene.labels(window)?)));
+    }
+    if let Some(source) = prediction
+        && source.metadata().window() == scene.window().scaled(scene.scale())
+        && let Samples::U8(classes) = source.read_window(fine)?.into_samples()
+    {
+        panels.push(Panel::new("Prediction", &map(&classes)));
+    }
+    Ok(panels)
+}
+
+/// True colours where the image names its bands, else its first three.
+fn image(scene: &Scene, window: Window, step: usize) -> Result<Picture> {
+    let source = scene.image();
+    let last = source.metadata().bands - 1;
+    let places = [("B04", 0), ("B03", 1), ("B02", 2)].map(|(name, other)| {
+        source
+            .metadata()
+            .band_named(name)
+            .unwrap_or(last.min(other))
+    });
+    let raster = source.read_window(window)?;
+    let bands = places.map(|band| every(&raster.band_f32(band), window.width, step));
+    let (width, height) = (window.width.div_ceil(step), window.height.div_ceil(step));
+    Ok(Picture::stretched(
+        width,
+        height,
+        [&bands[0], &bands[1], &bands[2]],
+    ))
+}
+
+/// Every `step`-th value of every `step`-th row.
+fn every(values: &[f32], width: usize, step: usize) -> Vec<f32> {
+    values
+        .chunks_exact(width)
+        .step_by(step)
+        .flat_map(|row| row.iter().step_by(step).copied())
+        .collect()
+}
+
+/// The window of the test region whose classes are most evenly mixed.
+fn busiest(scene: &Scene, test: Window) -> Result<Window> {
+    let mut best = (0, test);
+    for window in terrashard_data::tile(test, DETAIL_SIDE, DETAIL_SIDE / 2)? {
+        let labels = if scene.has_mask() {
+            scene.labels(window)?
+        } else {
+            Vec::new()
+        };
+        let foreground = labels
+            .iter()
+            .filter(|label| dataset::is_foreground(**label))
+            .count();
+        let background = labels.iter().filter(|label| **label == 0).count();
+        let mixed = foreground.min(background);
+        if mixed > best.0 || best.1 == test {
+            best = (mixed, window);
+        }
+    }
+    Ok(best.1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_second_of_every_second() {
+        let values: Vec<f32> = (0..15).map(|value| value as f32).collect();
+        assert_eq!(every(&values, 5, 2), [0.0, 2.0, 4.0, 10.0, 12.0, 14.0]);
+    }
+}
