@@ -1,7 +1,8 @@
 //! `cargo xtask bench`: benchmarks in the release profile.
 
 use crate::error::Result;
-use crate::workspace::cargo;
+use crate::step::Step;
+use crate::workspace::{Profile, build_binary, root};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -21,15 +22,7 @@ enum Suite {
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     let Suite::Model { args } = &args.suite;
-    let step = cargo(&[
-        "run",
-        "--release",
-        "--package",
-        "terrashard-benches",
-        "--bin",
-        "bench",
-        "--",
-        "model",
-    ]);
+    let binary = build_binary("bench", Profile::Release)?;
+    let step = Step::new("bench", binary).arg("model").dir(root());
     step.args(args).run()
 }

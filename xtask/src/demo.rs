@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::error::{Error, Result};
 use crate::step::Step;
-use crate::workspace;
+use crate::workspace::{self, Profile, build_binary};
 
 use plan::Plan;
 use scores::Test;
@@ -87,12 +87,7 @@ impl<'a> Demo<'a> {
         fs::create_dir_all(root.join(&out)).map_err(|source| Error::file(&out, source))?;
         let bin = match &args.bin {
             Some(bin) => full(bin)?,
-            None => {
-                build()?;
-                workspace::target_dir()?
-                    .join("release")
-                    .join(format!("terrashard{}", std::env::consts::EXE_SUFFIX))
-            }
+            None => build_binary("terrashard", Profile::Release)?,
         };
         Ok(Self {
             args,
@@ -265,18 +260,6 @@ impl<'a> Demo<'a> {
     fn say(&self, what: &str) {
         eprintln!("\n== {what}");
     }
-}
-
-fn build() -> Result<()> {
-    workspace::cargo(&[
-        "build",
-        "--release",
-        "--package",
-        "terrashard-trainer",
-        "--bin",
-        "terrashard",
-    ])
-    .run()
 }
 
 fn full(path: &Path) -> Result<PathBuf> {

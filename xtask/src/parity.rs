@@ -3,7 +3,8 @@
 use std::path::{PathBuf, absolute};
 
 use crate::error::{Error, Result};
-use crate::workspace::cargo;
+use crate::step::Step;
+use crate::workspace::{Profile, build_binary};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -22,14 +23,8 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<()> {
     // Cargo runs in the root folder: a path given from elsewhere has to be made whole first.
     let dir = absolute(&args.dir).map_err(|source| Error::file(&args.dir, source))?;
-    let step = cargo(&[
-        "run",
-        "--package",
-        "terrashard-tests",
-        "--bin",
-        "parity",
-        "--",
-    ]);
+    let binary = build_binary("parity", Profile::Dev)?;
+    let step = Step::new("parity", binary);
     let mut step = step.arg(dir).args(["--backend", &args.backend]);
     if let Some(stage) = args.stage {
         step = step.args(["--stage", &stage.to_string()]);

@@ -42,3 +42,27 @@ pub(crate) fn target_dir() -> Result<PathBuf> {
         Error::content("cargo metadata", "has no target_directory")
     })?))
 }
+
+/// Builds the binary `name` of any package and returns where it lies.
+///
+/// The build selects the whole workspace, so that features resolve as they do for the tests, and nothing is compiled
+/// once more for one package alone.
+pub(crate) fn build_binary(name: &str, profile: Profile) -> Result<PathBuf> {
+    let step = cargo(&["build", "--workspace", "--bin", name]);
+    let (step, folder) = match profile {
+        Profile::Dev => (step, "debug"),
+        Profile::Release => (step.arg("--release"), "release"),
+    };
+    step.run()?;
+    let file = format!("{name}{}", env::consts::EXE_SUFFIX);
+    Ok(target_dir()?.join(folder).join(file))
+}
+
+/// How a binary is built.
+#[derive(Clone, Copy)]
+pub(crate) enum Profile {
+    /// As the tests are.
+    Dev,
+    /// For work and for measurements.
+    Release,
+}
