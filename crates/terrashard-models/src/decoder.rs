@@ -1,11 +1,13 @@
 //! The all-MLP head and the branches that enlarge its output.
 
 use crate::config::{HeadNorm, ModelConfig};
-use crate::encoder::{to_map, to_tokens};
+use crate::encoder::{Grid, to_map, to_tokens};
 use crate::scope::Scope;
-use burn::module::Module;
+use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
-use terrashard_ops::{Activation, BatchNorm, Conv2d, ConvShape, Linear, activate, resize_bilinear};
+use terrashard_ops::{
+    Activation, BatchNorm, Conv2d, ConvShape, Linear, activate, conv2d, resize_bilinear,
+};
 
 /// Channels that the head gives to the branches.
 pub const HEAD_OUTPUT: usize = 16;
@@ -43,28 +45,47 @@ impl Head {
         }
     }
 
+    /// Enlarging is linear, so each level goes through its part of the fusing convolution before it is enlarged: the same
+    /// values at a fraction of the work, and the levels are never concatenated.
     fn forward(&self, features: &[Tensor<4>], scope: &impl Scope) -> Tensor<4> {
         let [_, _, h, w] = features[0].dims();
-        let levels = self.linear.iter().zip(features).map(|(linear, feature)| {
-            let (tokens, grid) = to_tokens(feature.clone());
-            let level = to_map(linear.forward(tokens), grid);
-            let level = if self.bn.is_none() {
-                activate(level, Activation::Relu)
-            } else {
-                level
-            };
-            resize_bilinear(level, [h, w])
-        });
+        let weight = self.fuse.weight.val();
+        let [channels, ..] = weight.dims();
+        let levels =
+            self.linear
+                .iter()
+                .zip(features)
+                .enumerate()
+                .map(|(level, (linear, feature))| {
+                    let (tokens, grid) = to_tokens(feature.clone());
+                    let tokens = linear.forward(tokens);
+                    let (tokens, position) = match &self.bn {
+                        Some(_) => (tokens, features.len() - 1 - level),
+                        None => (activate(tokens, Activation::Relu), level),
+                    };
+                    let weight = weight.clone().narrow(1, position * channels, channels);
+                    let bias = self
+                        .fuse
+                        .bias
+                        .as_ref()
+                        .filter(|_| level == 0)
+                        .map(Param::val);
+                    let fused = conv2d(to_map(tokens, grid), weight, bias, ConvShape::POINTWISE);
+                    to_tokens(resize_bilinear(fused, [h, w])).0
+                });
+        let fused = levels
+            .reduce(|sum, level| sum + level)
+            .expect("the encoder has stages");
+        let fused = to_map(
+            fused,
+            Grid {
+                height: h,
+                width: w,
+            },
+        );
         let fused = match &self.bn {
-            Some(bn) => {
-                let levels = levels.rev().collect();
-                bn.forward(
-                    self.fuse.forward(Tensor::cat(levels, 1)),
-                    scope.mode(),
-                    &scope.ranks(),
-                )
-            }
-            None => self.fuse.forward(Tensor::cat(levels.collect(), 1)),
+            Some(bn) => bn.forward(fused, scope.mode(), &scope.ranks()),
+            None => fused,
         };
         self.cls.forward(activate(fused, Activation::Relu))
     }

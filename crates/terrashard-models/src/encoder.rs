@@ -4,9 +4,8 @@
 use crate::config::ModelConfig;
 use crate::scope::Scope;
 use burn::module::Module;
-use burn::tensor::activation::softmax;
 use burn::tensor::{Device, Tensor};
-use terrashard_ops::{Activation, Conv2d, ConvShape, LayerNorm, Linear, activate};
+use terrashard_ops::{Activation, Conv2d, ConvShape, LayerNorm, Linear, activate, attention};
 
 /// Height and width of a map whose pixels are in a row as tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,34 +61,12 @@ impl Attention {
     }
 
     fn forward(&self, x: Tensor<3>, grid: Grid) -> Tensor<3> {
-        let [n, tokens, dim] = x.dims();
-        let width = dim / self.heads;
-        let q = self
-            .q
-            .forward(x.clone())
-            .reshape([n, tokens, self.heads, width])
-            .swap_dims(1, 2);
+        let q = self.q.forward(x.clone());
         let reduced = match (&self.sr, &self.norm) {
             (Some(sr), Some(norm)) => norm.forward(to_tokens(sr.forward(to_map(x, grid))).0),
             _ => x,
         };
-        let [_, keys, _] = reduced.dims();
-        let kv = self
-            .kv
-            .forward(reduced)
-            .reshape([n, keys, 2, self.heads, width]);
-        let part = |i| {
-            kv.clone()
-                .narrow(2, i, 1)
-                .reshape([n, keys, self.heads, width])
-                .swap_dims(1, 2)
-        };
-        let (k, v) = (part(0), part(1));
-        let scores = q.matmul(k.swap_dims(2, 3)) * (1.0 / (width as f64).sqrt());
-        let mixed = softmax(scores, 3)
-            .matmul(v)
-            .swap_dims(1, 2)
-            .reshape([n, tokens, dim]);
+        let mixed = attention(q, self.kv.forward(reduced), self.heads);
         self.proj.forward(mixed)
     }
 }

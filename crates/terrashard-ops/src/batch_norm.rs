@@ -51,11 +51,23 @@ impl BatchStatistics {
         }
     }
 
-    fn inverse(&self) -> Vec<f64> {
+    /// 1 / deviation of each channel.
+    pub(crate) fn inverse(&self) -> Vec<f64> {
         self.variance
             .iter()
             .map(|variance| 1.0 / (variance + self.epsilon).sqrt())
             .collect()
+    }
+
+    /// What the gradient loses through the statistics: for each channel its mean, then its part along the normalised values,
+    /// from the sums of both over this rank. Zeros if the statistics do not depend on the batch.
+    pub(crate) fn gradient_means(&self, sums: &[f64]) -> Vec<f64> {
+        let Some(ranks) = &self.ranks else {
+            return vec![0.0; sums.len()];
+        };
+        let mut sums = sums.to_vec();
+        ranks.sum(&mut sums);
+        sums.iter().map(|sum| sum / self.count).collect()
     }
 }
 
@@ -65,8 +77,24 @@ impl BatchStatistics {
 /// # Shapes
 /// `[N, C, H, W]` to `1 + 2 C` values.
 pub fn batch_sums(x: Tensor<4>) -> Vec<f64> {
+    let sums: Tensor<1> = operate(vec![x.inner().into_dispatch()], Operation::BatchSums);
+    let mut sums = host(sums);
+    // Squares were taken around the mean, and are moved in f64, so that nothing cancels in a narrower type.
+    let half = sums.len().div_ceil(2);
+    let (head, squares) = sums.split_at_mut(half);
+    let (count, means) = head
+        .split_first_mut()
+        .expect("batch sums begin with the count");
+    for (mean, square) in means.iter_mut().zip(squares) {
+        *square += *count * *mean * *mean;
+        *mean *= *count;
+    }
+    sums
+}
+
+/// See [`Kernels::batch_sums`](crate::kernels::Kernels::batch_sums).
+pub(crate) fn sums(x: Tensor<4>) -> Tensor<1> {
     let [n, channels, h, w] = x.dims();
-    let x = x.inner();
     let x = if matches!(x.dtype(), DType::F32 | DType::F64) {
         x
     } else {
@@ -74,22 +102,15 @@ pub fn batch_sums(x: Tensor<4>) -> Vec<f64> {
     };
     let count = (n * h * w) as f64;
     let mean = x.clone().sum_dims(&[0, 2, 3]) / count;
-    let centred = x - mean.clone();
-    let squares = host(
-        centred
-            .clone()
-            .powi_scalar(2)
-            .sum_dims(&[0, 2, 3])
-            .reshape([channels]),
+    let squares = (x - mean.clone())
+        .powi_scalar(2)
+        .sum_dims(&[0, 2, 3])
+        .reshape([channels]);
+    let count = Tensor::from_data(
+        TensorData::from([count]),
+        (&squares.device(), squares.dtype()),
     );
-    let mean = host(mean.reshape([channels]));
-    // The squares are taken around the mean and moved in f64, so that nothing cancels in f32.
-    let sums = mean.iter().map(|mean| mean * count);
-    let squares = squares
-        .iter()
-        .zip(&mean)
-        .map(|(square, mean)| square + count * mean * mean);
-    std::iter::once(count).chain(sums).chain(squares).collect()
+    Tensor::cat(vec![count, mean.reshape([channels]), squares], 0)
 }
 
 /// `(x - mean) / sqrt(variance + epsilon) * weight + bias` for each channel.
@@ -150,21 +171,14 @@ pub(crate) fn backward(
         .sum_dims(&[0, 2, 3])
         .reshape([count]);
     let gb = gradient.clone().sum_dims(&[0, 2, 3]).reshape([count]);
-    let inner = match &statistics.ranks {
-        None => gradient,
-        Some(ranks) => {
-            // The mean of the gradient, and its part along the normalised values, go through the statistics of all ranks.
-            let mut sums: Vec<f64> = host(gb.clone())
-                .into_iter()
-                .chain(host(gw.clone()))
-                .collect();
-            ranks.sum(&mut sums);
-            let means: Vec<f64> = sums.iter().map(|sum| sum / statistics.count).collect();
-            let (mean, along) = means.split_at(count);
-            let (mean, along) = (channels(mean, &gradient), channels(along, &gradient));
-            gradient - mean - normal * along
-        }
-    };
+    let sums: Vec<f64> = host(gb.clone())
+        .into_iter()
+        .chain(host(gw.clone()))
+        .collect();
+    let means = statistics.gradient_means(&sums);
+    let (mean, along) = means.split_at(count);
+    let (mean, along) = (channels(mean, &gradient), channels(along, &gradient));
+    let inner = gradient - mean - normal * along;
     let scale = channels(&statistics.inverse(), &inner) * weight.reshape([1, count, 1, 1]);
     (inner * scale, gw, gb)
 }

@@ -32,6 +32,11 @@ impl ConvShape {
         groups: 1,
     };
 
+    /// Whether an odd kernel of this size leaves height and width as they are.
+    pub(crate) fn keeps_size(self, kernel: usize) -> bool {
+        self.stride == 1 && kernel == 2 * self.padding + 1
+    }
+
     pub(crate) fn options(self) -> ConvOptions<2> {
         ConvOptions::new([self.stride; 2], [self.padding; 2], [1; 2], self.groups)
     }

@@ -1,17 +1,18 @@
 //! What a backend computes for each operation. The default bodies are the portable ones.
 
-use crate::activation::{self, Activation};
+pub(crate) mod portable;
+
+use crate::activation::Activation;
 use crate::batch_norm::{self, BatchStatistics};
-use crate::convolution::{self, ConvShape};
-use crate::focal::{self, Focal};
+use crate::convolution::ConvShape;
+use crate::focal::Focal;
 use crate::labels::Labels;
 use crate::overlap::{self, Dice, SoftBce};
-use crate::{affinity, l1, layer_norm, linear, resize, upsample};
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, Flex, TensorMetadata};
-use burn::tensor::{Tensor, TensorData};
+use burn::backend::{Backend, TensorMetadata};
+use burn::tensor::{DType, FloatDType, Tensor, TensorData};
 
-type Gradients<B> = Vec<Option<FloatTensor<B>>>;
+pub(crate) type Gradients<B> = Vec<Option<FloatTensor<B>>>;
 
 /// The bodies of our operations on one backend. Inputs are on the plain device, never tracked.
 ///
@@ -22,6 +23,11 @@ pub(crate) trait Kernels: Backend {
 
     /// The high-level tensor, which lives on this backend, as its primitive.
     fn lower<const D: usize>(tensor: Tensor<D>) -> FloatTensor<Self>;
+
+    /// The type in which tensors of this type are computed, if not in their own.
+    fn compute_type(_dtype: DType) -> Option<FloatDType> {
+        None
+    }
 
     /// One element of this value, in the type and on the device of `like`.
     fn full(like: &FloatTensor<Self>, value: f64) -> FloatTensor<Self> {
@@ -45,11 +51,7 @@ pub(crate) trait Kernels: Backend {
         weight: FloatTensor<Self>,
         bias: FloatTensor<Self>,
     ) -> FloatTensor<Self> {
-        let mut shape = x.shape();
-        let last = shape.num_dims() - 1;
-        shape[last] = weight.shape()[0];
-        let y = linear::forward(Self::rows(x), Self::lift(weight), Self::lift(bias));
-        Self::float_reshape(Self::lower(y), shape)
+        portable::linear_forward::<Self>(x, weight, bias)
     }
 
     /// Gradients of x, weight and bias.
@@ -59,14 +61,7 @@ pub(crate) trait Kernels: Backend {
         weight: FloatTensor<Self>,
         wanted: &[bool],
     ) -> Gradients<Self> {
-        let shape = x.shape();
-        let (gradient, x) = (Self::rows(gradient), Self::rows(x));
-        let gx = wanted[0].then(|| linear::input_gradient(gradient.clone(), Self::lift(weight)));
-        vec![
-            gx.map(|gx| Self::float_reshape(Self::lower(gx), shape)),
-            wanted[1].then(|| Self::lower(linear::weight_gradient(gradient.clone(), x))),
-            wanted[2].then(|| Self::lower(linear::bias_gradient(gradient))),
-        ]
+        portable::linear_backward::<Self>(gradient, x, weight, wanted)
     }
 
     /// See [`conv2d`](crate::conv2d).
@@ -76,7 +71,7 @@ pub(crate) trait Kernels: Backend {
         bias: Option<FloatTensor<Self>>,
         shape: ConvShape,
     ) -> FloatTensor<Self> {
-        Self::conv2d(x, weight, bias, shape.options())
+        portable::conv2d_forward::<Self>(x, weight, bias, shape)
     }
 
     /// Gradients of x, weight and bias.
@@ -87,25 +82,7 @@ pub(crate) trait Kernels: Backend {
         shape: ConvShape,
         wanted: &[bool],
     ) -> Gradients<Self> {
-        let kernel = weight.shape()[2];
-        let gx = wanted[0].then(|| {
-            Self::conv2d_x_backward(x.clone(), weight.clone(), gradient.clone(), shape.options())
-        });
-        let gradient = Self::lift(gradient);
-        let gw = wanted[1].then(|| {
-            Self::lower(convolution::weight_gradient(
-                gradient.clone(),
-                Self::lift(x),
-                kernel,
-                shape,
-            ))
-        });
-        let gb = wanted.get(2).is_some_and(|wanted| *wanted);
-        vec![
-            gx,
-            gw,
-            gb.then(|| Self::lower(convolution::bias_gradient(gradient))),
-        ]
+        portable::conv2d_backward::<Self>(gradient, x, weight, shape, wanted)
     }
 
     /// See [`layer_norm`](crate::layer_norm).
@@ -115,9 +92,7 @@ pub(crate) trait Kernels: Backend {
         bias: FloatTensor<Self>,
         epsilon: f64,
     ) -> FloatTensor<Self> {
-        let shape = x.shape();
-        let y = layer_norm::forward(Self::rows(x), Self::lift(weight), Self::lift(bias), epsilon);
-        Self::float_reshape(Self::lower(y), shape)
+        portable::layer_norm_forward::<Self>(x, weight, bias, epsilon)
     }
 
     /// Gradients of x, weight and bias.
@@ -127,18 +102,7 @@ pub(crate) trait Kernels: Backend {
         weight: FloatTensor<Self>,
         epsilon: f64,
     ) -> Gradients<Self> {
-        let shape = x.shape();
-        let (gx, gw, gb) = layer_norm::backward(
-            Self::rows(gradient),
-            Self::rows(x),
-            Self::lift(weight),
-            epsilon,
-        );
-        vec![
-            Some(Self::float_reshape(Self::lower(gx), shape)),
-            Some(Self::lower(gw)),
-            Some(Self::lower(gb)),
-        ]
+        portable::layer_norm_backward::<Self>(gradient, x, weight, epsilon)
     }
 
     /// See [`batch_norm`](crate::batch_norm).
@@ -148,12 +112,7 @@ pub(crate) trait Kernels: Backend {
         bias: FloatTensor<Self>,
         statistics: &BatchStatistics,
     ) -> FloatTensor<Self> {
-        Self::lower(batch_norm::forward(
-            Self::lift(x),
-            Self::lift(weight),
-            Self::lift(bias),
-            statistics,
-        ))
+        portable::batch_norm_forward::<Self>(x, weight, bias, statistics)
     }
 
     /// Gradients of x, weight and bias.
@@ -163,23 +122,12 @@ pub(crate) trait Kernels: Backend {
         weight: FloatTensor<Self>,
         statistics: &BatchStatistics,
     ) -> Gradients<Self> {
-        let (gx, gw, gb) = batch_norm::backward(
-            Self::lift(gradient),
-            Self::lift(x),
-            Self::lift(weight),
-            statistics,
-        );
-        vec![
-            Some(Self::lower(gx)),
-            Some(Self::lower(gw)),
-            Some(Self::lower(gb)),
-        ]
+        portable::batch_norm_backward::<Self>(gradient, x, weight, statistics)
     }
 
     /// See [`activate`](crate::activate).
     fn activate_forward(x: FloatTensor<Self>, kind: Activation) -> FloatTensor<Self> {
-        let shape = x.shape();
-        Self::float_reshape(Self::lower(activation::forward(Self::rows(x), kind)), shape)
+        portable::activate_forward::<Self>(x, kind)
     }
 
     /// Gradient of x.
@@ -188,23 +136,17 @@ pub(crate) trait Kernels: Backend {
         x: FloatTensor<Self>,
         kind: Activation,
     ) -> FloatTensor<Self> {
-        let shape = x.shape();
-        let gx = activation::backward(Self::rows(gradient), Self::rows(x), kind);
-        Self::float_reshape(Self::lower(gx), shape)
+        portable::activate_backward::<Self>(gradient, x, kind)
     }
 
     /// See [`resize_bilinear`](crate::resize_bilinear).
     fn resize_forward(x: FloatTensor<Self>, size: [usize; 2]) -> FloatTensor<Self> {
-        Self::interpolate(x, size, resize::options())
+        portable::resize_forward::<Self>(x, size)
     }
 
-    /// Gradient of x.
-    fn resize_backward(
-        gradient: FloatTensor<Self>,
-        x: FloatTensor<Self>,
-        size: [usize; 2],
-    ) -> FloatTensor<Self> {
-        Self::interpolate_backward(x, gradient, size, resize::options())
+    /// Gradient of x, whose height and width are `from`.
+    fn resize_backward(gradient: FloatTensor<Self>, from: [usize; 2]) -> FloatTensor<Self> {
+        portable::resize_backward::<Self>(gradient, from)
     }
 
     /// See [`upsample_conv2d`](crate::upsample_conv2d).
@@ -214,15 +156,7 @@ pub(crate) trait Kernels: Backend {
         bias: Option<FloatTensor<Self>>,
         factor: usize,
     ) -> FloatTensor<Self> {
-        let channels = weight.shape()[0];
-        let folded = Self::lower(upsample::fold_weight(Self::lift(weight), factor));
-        let low = Self::conv2d_forward(x, folded, None, ConvShape::SAME_3X3);
-        Self::lower(upsample::expand(
-            Self::lift(low),
-            bias.map(Self::lift),
-            channels,
-            factor,
-        ))
+        portable::upsample_conv2d_forward::<Self>(x, weight, bias, factor)
     }
 
     /// Gradients of x, weight and bias.
@@ -233,25 +167,7 @@ pub(crate) trait Kernels: Backend {
         factor: usize,
         wanted: &[bool],
     ) -> Gradients<Self> {
-        let gradient = Self::lift::<4>(gradient);
-        let channels = weight.shape()[0];
-        let inputs = weight.shape()[1];
-        let bias = wanted.get(2).is_some_and(|wanted| *wanted);
-        let gb = bias.then(|| Self::lower(convolution::bias_gradient(gradient.clone())));
-        let low = Self::lower(upsample::expand_backward(gradient, factor));
-        let folded = Self::lower(upsample::fold_weight(Self::lift(weight), factor));
-        let mut results =
-            Self::conv2d_backward(low, x, folded, ConvShape::SAME_3X3, &wanted[..2]).into_iter();
-        let gx = results.next().flatten();
-        let gw = results.next().flatten();
-        let gw = gw.map(|gw| {
-            Self::lower(upsample::fold_weight_backward(
-                Self::lift(gw),
-                [channels, inputs],
-                factor,
-            ))
-        });
-        vec![gx, gw, gb]
+        portable::upsample_conv2d_backward::<Self>(gradient, x, weight, factor, wanted)
     }
 
     /// See [`focal`](crate::focal).
@@ -260,7 +176,7 @@ pub(crate) trait Kernels: Backend {
         labels: &Labels,
         focal: Focal,
     ) -> FloatTensor<Self> {
-        Self::lower(focal::forward(Self::lift(logits), labels, focal))
+        portable::focal_forward::<Self>(logits, labels, focal)
     }
 
     /// Gradient of the logits.
@@ -270,12 +186,7 @@ pub(crate) trait Kernels: Backend {
         labels: &Labels,
         focal: Focal,
     ) -> FloatTensor<Self> {
-        Self::lower(focal::backward(
-            Self::lift(gradient),
-            Self::lift(logits),
-            labels,
-            focal,
-        ))
+        portable::focal_backward::<Self>(gradient, logits, labels, focal)
     }
 
     /// See [`soft_bce`](crate::soft_bce).
@@ -284,7 +195,7 @@ pub(crate) trait Kernels: Backend {
         labels: &Labels,
         bce: SoftBce,
     ) -> FloatTensor<Self> {
-        Self::lower(overlap::soft_bce_forward(Self::lift(logits), labels, bce))
+        portable::soft_bce_forward::<Self>(logits, labels, bce)
     }
 
     /// Gradient of the logits.
@@ -294,12 +205,7 @@ pub(crate) trait Kernels: Backend {
         labels: &Labels,
         bce: SoftBce,
     ) -> FloatTensor<Self> {
-        Self::lower(overlap::soft_bce_backward(
-            Self::lift(gradient),
-            Self::lift(logits),
-            labels,
-            bce,
-        ))
+        portable::soft_bce_backward::<Self>(gradient, logits, labels, bce)
     }
 
     /// Gradient of the logits; see [`dice`](crate::dice).
@@ -309,17 +215,12 @@ pub(crate) trait Kernels: Backend {
         labels: &Labels,
         dice: &Dice,
     ) -> FloatTensor<Self> {
-        Self::lower(overlap::dice_backward(
-            Self::lift(gradient),
-            Self::lift(logits),
-            labels,
-            dice,
-        ))
+        portable::dice_backward::<Self>(gradient, logits, labels, dice)
     }
 
     /// See [`l1`](crate::l1).
     fn l1_forward(x: FloatTensor<Self>, target: &Tensor<4>, divisor: f64) -> FloatTensor<Self> {
-        Self::lower(l1::forward(Self::lift(x), target.clone(), divisor))
+        portable::l1_forward::<Self>(x, target, divisor)
     }
 
     /// Gradient of the prediction.
@@ -329,12 +230,7 @@ pub(crate) trait Kernels: Backend {
         target: &Tensor<4>,
         divisor: f64,
     ) -> FloatTensor<Self> {
-        Self::lower(l1::backward(
-            Self::lift(gradient),
-            Self::lift(x),
-            target.clone(),
-            divisor,
-        ))
+        portable::l1_backward::<Self>(gradient, x, target, divisor)
     }
 
     /// See [`affinity`](crate::affinity).
@@ -344,12 +240,7 @@ pub(crate) trait Kernels: Backend {
         every: usize,
         divisor: f64,
     ) -> FloatTensor<Self> {
-        Self::lower(affinity::forward(
-            Self::lift(a),
-            Self::lift(b),
-            every,
-            divisor,
-        ))
+        portable::affinity_forward::<Self>(a, b, every, divisor)
     }
 
     /// Gradients of both maps.
@@ -360,25 +251,36 @@ pub(crate) trait Kernels: Backend {
         every: usize,
         divisor: f64,
     ) -> Gradients<Self> {
-        let (ga, gb) = affinity::backward(
-            Self::lift(gradient),
-            Self::lift(a),
-            Self::lift(b),
-            every,
-            divisor,
-        );
-        vec![Some(Self::lower(ga)), Some(Self::lower(gb))]
-    }
-}
-
-impl Kernels for Flex {
-    fn lift<const D: usize>(tensor: FloatTensor<Self>) -> Tensor<D> {
-        Tensor::from_primitive::<Self>(tensor)
+        portable::affinity_backward::<Self>(gradient, a, b, every, divisor)
     }
 
-    fn lower<const D: usize>(tensor: Tensor<D>) -> FloatTensor<Self> {
-        tensor
-            .try_into_primitive::<Self>()
-            .expect("the operation's inputs lived on this backend")
+    /// See [`attention`](crate::attention).
+    fn attention_forward(
+        q: FloatTensor<Self>,
+        kv: FloatTensor<Self>,
+        heads: usize,
+    ) -> FloatTensor<Self> {
+        portable::attention_forward::<Self>(q, kv, heads)
+    }
+
+    /// Gradients of queries and of keys with values.
+    fn attention_backward(
+        gradient: FloatTensor<Self>,
+        q: FloatTensor<Self>,
+        kv: FloatTensor<Self>,
+        heads: usize,
+    ) -> Gradients<Self> {
+        portable::attention_backward::<Self>(gradient, q, kv, heads)
+    }
+
+    /// The number of values a channel, then the mean of each, then the sum of each one's squares around its mean. May be of a
+    /// wider type than x.
+    fn batch_sums(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        Self::lower(batch_norm::sums(Self::lift(x)))
+    }
+
+    /// The sums of `p y` and of `p` over valid pixels; see [`dice`](crate::dice).
+    fn dice_sums(logits: FloatTensor<Self>, labels: &Labels) -> FloatTensor<Self> {
+        Self::lower(overlap::dice_sums(Self::lift(logits), labels))
     }
 }

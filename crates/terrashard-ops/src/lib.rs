@@ -25,8 +25,10 @@
 
 mod activation;
 mod affinity;
+mod attention;
 mod batch_norm;
 mod convolution;
+mod flex;
 mod focal;
 mod graph;
 mod kernels;
@@ -44,6 +46,7 @@ mod upsample;
 
 pub use activation::{Activation, activate};
 pub use affinity::{affinity, similarity};
+pub use attention::attention;
 pub use batch_norm::{BatchStatistics, batch_norm, batch_sums};
 pub use convolution::{ConvShape, conv2d};
 pub use focal::{Focal, focal};

@@ -4,9 +4,10 @@ use crate::activation::Activation;
 use crate::batch_norm::BatchStatistics;
 use crate::convolution::ConvShape;
 use crate::focal::Focal;
-use crate::kernels::Kernels;
+use crate::kernels::{Gradients, Kernels};
 use crate::labels::Labels;
 use crate::overlap::{Dice, SoftBce};
+use burn::backend::TensorMetadata;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::Tensor;
 
@@ -23,8 +24,14 @@ pub(crate) enum Operation {
     BatchNorm(BatchStatistics),
     /// Input: x.
     Activation(Activation),
-    /// Input: x. Holds the output's height and width.
-    Resize([usize; 2]),
+    /// Inputs: queries, keys and values. Holds the number of heads.
+    Attention(usize),
+    /// Input: x, never tracked.
+    BatchSums,
+    /// Input: logits, never tracked.
+    DiceSums(Labels),
+    /// Input: x. Holds height and width of the input and of the output.
+    Resize([usize; 2], [usize; 2]),
     /// Inputs: x, weight and perhaps bias. Holds the factor.
     UpsampleConv2d(usize),
     /// Input: logits.
@@ -49,12 +56,33 @@ impl Operation {
             | Self::LayerNorm(_)
             | Self::BatchNorm(_)
             | Self::UpsampleConv2d(_) => input < 2,
-            Self::Resize(_) => true,
+            // A linear function: its gradient is the same everywhere.
+            Self::Resize(..) => false,
             _ => true,
         }
     }
 
+    /// The result, computed in the type that the backend computes the inputs' type in.
     pub(crate) fn forward<B: Kernels>(&self, inputs: Vec<FloatTensor<B>>) -> FloatTensor<B> {
+        let dtype = inputs[0].dtype();
+        match B::compute_type(dtype) {
+            None => self.forward_in_type::<B>(inputs),
+            Some(wide) => {
+                let inputs = inputs
+                    .into_iter()
+                    .map(|input| B::float_cast(input, wide))
+                    .collect();
+                let output = self.forward_in_type::<B>(inputs);
+                // Sums for the host keep their precision.
+                match self {
+                    Self::BatchSums | Self::DiceSums(_) => output,
+                    _ => B::float_cast(output, dtype.into()),
+                }
+            }
+        }
+    }
+
+    fn forward_in_type<B: Kernels>(&self, inputs: Vec<FloatTensor<B>>) -> FloatTensor<B> {
         let mut inputs = inputs.into_iter();
         let mut next = || {
             inputs
@@ -69,7 +97,10 @@ impl Operation {
                 B::batch_norm_forward(next(), next(), next(), statistics)
             }
             Self::Activation(kind) => B::activate_forward(next(), *kind),
-            Self::Resize(size) => B::resize_forward(next(), *size),
+            Self::Resize(_, to) => B::resize_forward(next(), *to),
+            Self::Attention(heads) => B::attention_forward(next(), next(), *heads),
+            Self::BatchSums => B::batch_sums(next()),
+            Self::DiceSums(labels) => B::dice_sums(next(), labels),
             Self::UpsampleConv2d(factor) => {
                 B::upsample_conv2d_forward(next(), next(), inputs.next(), *factor)
             }
@@ -81,13 +112,36 @@ impl Operation {
         }
     }
 
-    /// The gradients of the inputs that are `wanted`; others may be `None`.
+    /// The gradients of the inputs that are `wanted`, computed as [`forward`](Self::forward) is; others may be `None`.
     pub(crate) fn backward<B: Kernels>(
         self,
         gradient: FloatTensor<B>,
         inputs: Vec<Option<FloatTensor<B>>>,
         wanted: &[bool],
-    ) -> Vec<Option<FloatTensor<B>>> {
+    ) -> Gradients<B> {
+        let dtype = gradient.dtype();
+        match B::compute_type(dtype) {
+            None => self.backward_in_type::<B>(gradient, inputs, wanted),
+            Some(wide) => {
+                let cast =
+                    |input: Option<FloatTensor<B>>| input.map(|input| B::float_cast(input, wide));
+                let inputs = inputs.into_iter().map(cast).collect();
+                let results =
+                    self.backward_in_type::<B>(B::float_cast(gradient, wide), inputs, wanted);
+                results
+                    .into_iter()
+                    .map(|result| result.map(|result| B::float_cast(result, dtype.into())))
+                    .collect()
+            }
+        }
+    }
+
+    fn backward_in_type<B: Kernels>(
+        self,
+        gradient: FloatTensor<B>,
+        inputs: Vec<Option<FloatTensor<B>>>,
+        wanted: &[bool],
+    ) -> Gradients<B> {
         let mut inputs = inputs.into_iter().flatten();
         let mut next = || {
             inputs
@@ -102,7 +156,11 @@ impl Operation {
                 B::batch_norm_backward(gradient, next(), next(), &statistics)
             }
             Self::Activation(kind) => vec![Some(B::activate_backward(gradient, next(), kind))],
-            Self::Resize(size) => vec![Some(B::resize_backward(gradient, next(), size))],
+            Self::Resize(from, _) => vec![Some(B::resize_backward(gradient, from))],
+            Self::Attention(heads) => B::attention_backward(gradient, next(), next(), heads),
+            Self::BatchSums | Self::DiceSums(_) => {
+                unreachable!("sums for the host are taken of untracked tensors")
+            }
             Self::UpsampleConv2d(factor) => {
                 B::upsample_conv2d_backward(gradient, next(), next(), factor, wanted)
             }

@@ -100,16 +100,13 @@ impl Dice {
         ranks: &dyn SumOverRanks,
     ) -> Self {
         let [own, ..] = logits.dims();
-        let (target, ignored) = targets(labels, &logits);
-        let p = sigmoid(logits).mask_fill(ignored, 0.0);
-        let scalar = |x: Tensor<1>| x.into_data().iter::<f64>().sum::<f64>();
+        let sums: Tensor<1> = operate(
+            vec![logits.into_dispatch()],
+            Operation::DiceSums(labels.clone()),
+        );
+        let sums: Vec<f64> = sums.into_data().iter::<f64>().collect();
         let positives = labels.positive() as f64;
-        let mut sums = [
-            scalar(total(p.clone() * target)),
-            scalar(total(p)) + positives,
-            positives,
-            own as f64,
-        ];
+        let mut sums = [sums[0], sums[1] + positives, positives, own as f64];
         ranks.sum(&mut sums);
         let [intersection, cardinality, positives, all] = sums;
         Self {
@@ -142,6 +139,12 @@ impl Dice {
         let negative = self.shared * (2.0 * self.intersection + self.smooth) / (d * d);
         [negative, negative - self.shared * 2.0 / d]
     }
+}
+
+pub(crate) fn dice_sums(logits: Tensor<4>, labels: &Labels) -> Tensor<1> {
+    let (target, ignored) = targets(labels, &logits);
+    let p = sigmoid(logits).mask_fill(ignored, 0.0);
+    Tensor::cat(vec![total(p.clone() * target), total(p)], 0)
 }
 
 pub(crate) fn dice_backward(

@@ -112,7 +112,7 @@ mod tests {
         assert_eq!(parameter.lazy_shape().as_slice(), [3, 4]);
         assert!(!parameter.is_initialized());
         assert_eq!(
-            parameter.val().into_data().to_vec::<f32>().unwrap(),
+            parameter.val().into_data().try_to_vec::<f32>().unwrap(),
             [1.0; 12]
         );
     }

@@ -12,10 +12,9 @@ use burn::tensor::ops::{InterpolateMode, InterpolateOptions};
 pub fn resize_bilinear(x: Tensor<4>, size: [usize; 2]) -> Tensor<4> {
     let [_, _, h, w] = x.dims();
     if [h, w] == size {
-        x
-    } else {
-        operate(vec![x.into_dispatch()], Operation::Resize(size))
+        return x;
     }
+    operate(vec![x.into_dispatch()], Operation::Resize([h, w], size))
 }
 
 pub(crate) fn options() -> InterpolateOptions {

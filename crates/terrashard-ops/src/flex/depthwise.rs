@@ -1,0 +1,219 @@
+//! Depthwise convolutions of stride 1 that keep the size, channels last.
+
+use super::real::Real;
+use super::{Flat, as_map, channels_last, flat, matrix, values, vectorised};
+use burn::backend::TensorMetadata;
+use rayon::prelude::*;
+
+/// Channels that are worked on at once: their sums stay in registers.
+const LANES: usize = 32;
+
+/// Sizes of a depthwise convolution over `[N, H, W, C]`.
+#[derive(Clone, Copy)]
+struct Extent {
+    height: usize,
+    width: usize,
+    channels: usize,
+    kernel: usize,
+}
+
+impl Extent {
+    fn new(x: &Flat, weight: &Flat) -> Self {
+        let [_, height, width, channels] = [0, 1, 2, 3].map(|i| x.shape()[i]);
+        Self {
+            height,
+            width,
+            channels,
+            kernel: weight.shape()[2],
+        }
+    }
+
+    /// The rows (or columns) that a tap reaches from position `at`: pairs of tap and source.
+    #[inline(always)]
+    fn taps(self, at: usize, extent: usize) -> impl Iterator<Item = (usize, usize)> {
+        let half = self.kernel / 2;
+        (0..self.kernel).filter_map(move |tap| {
+            let source = at + tap;
+            (source >= half && source - half < extent).then(|| (tap, source - half))
+        })
+    }
+}
+
+/// `[C, 1, k, k]` as `[k k, C]`, in the opposite order of taps if `flip`.
+fn taps_first<T: Real>(weight: &Flat, flip: bool) -> Vec<T> {
+    let [channels, _, kernel] = [0, 1, 2].map(|i| weight.shape()[i]);
+    let (weight, taps) = (weight.to_contiguous(), kernel * kernel);
+    let mut out = vec![T::ZERO; channels * taps];
+    for (c, kernel) in values::<T>(&weight).chunks_exact(taps).enumerate() {
+        for (t, value) in kernel.iter().enumerate() {
+            let t = if flip { taps - 1 - t } else { t };
+            out[t * channels + c] = *value;
+        }
+    }
+    out
+}
+
+pub(super) fn forward<T: Real>(x: &Flat, weight: &Flat, bias: Option<&Flat>) -> Flat {
+    let x = channels_last(x);
+    let extent = Extent::new(&x, weight);
+    let bias = bias.map(|bias| bias.to_contiguous());
+    convolve::<T>(
+        &x,
+        &taps_first(weight, false),
+        bias.as_ref().map(values),
+        extent,
+    )
+}
+
+/// A convolution of `[N, H, W, C]` with `[k k, C]`.
+fn convolve<T: Real>(x: &Flat, weight: &[T], bias: Option<&[T]>, extent: Extent) -> Flat {
+    let Extent {
+        height,
+        width,
+        channels,
+        kernel,
+    } = extent;
+    let data: &[T] = values(x);
+    let mut out = vec![T::ZERO; data.len()];
+    out.par_chunks_mut(width * channels)
+        .enumerate()
+        .for_each(|(row, out)| {
+            let (image, y) = (row / height, row % height);
+            let image = &data[image * height * width * channels..][..height * width * channels];
+            vectorised(|| {
+                for start in (0..channels).step_by(LANES) {
+                    let lanes = LANES.min(channels - start);
+                    for (x, out) in out.chunks_exact_mut(channels).enumerate() {
+                        let mut sums = [T::ZERO; LANES];
+                        if let Some(bias) = bias {
+                            sums[..lanes].copy_from_slice(&bias[start..start + lanes]);
+                        }
+                        for (dy, sy) in extent.taps(y, height) {
+                            for (dx, sx) in extent.taps(x, width) {
+                                let weight = &weight[(dy * kernel + dx) * channels + start..];
+                                multiply_add(
+                                    &mut sums,
+                                    weight,
+                                    &image[(sy * width + sx) * channels + start..],
+                                    lanes,
+                                );
+                            }
+                        }
+                        out[start..start + lanes].copy_from_slice(&sums[..lanes]);
+                    }
+                }
+            });
+        });
+    as_map(flat(out, x.shape()))
+}
+
+/// `sums += a b` over the first `lanes` values.
+#[inline(always)]
+fn multiply_add<T: Real>(sums: &mut [T; LANES], a: &[T], b: &[T], lanes: usize) {
+    if let (LANES, Some((a, _)), Some((b, _))) = (
+        lanes,
+        a.split_first_chunk::<LANES>(),
+        b.split_first_chunk::<LANES>(),
+    ) {
+        for i in 0..LANES {
+            sums[i] += a[i] * b[i];
+        }
+    } else {
+        for ((sum, a), b) in sums[..lanes].iter_mut().zip(a).zip(b) {
+            *sum += *a * *b;
+        }
+    }
+}
+
+pub(super) fn backward<T: Real>(
+    gradient: &Flat,
+    x: &Flat,
+    weight: &Flat,
+    wanted: &[bool],
+) -> Vec<Option<Flat>> {
+    let (gradient, x) = (channels_last(gradient), channels_last(x));
+    let extent = Extent::new(&x, weight);
+    let gx = wanted[0].then(|| convolve::<T>(&gradient, &taps_first(weight, true), None, extent));
+    let gw = wanted[1].then(|| weight_gradient::<T>(&gradient, &x, extent));
+    let gb = wanted
+        .get(2)
+        .is_some_and(|wanted| *wanted)
+        .then(|| matrix::column_sums::<T>(&matrix::rows(&gradient)));
+    vec![gx, gw, gb]
+}
+
+/// `[C, 1, k, k]`: each channel block by itself, row by row.
+fn weight_gradient<T: Real>(gradient: &Flat, x: &Flat, extent: Extent) -> Flat {
+    let Extent {
+        height,
+        width,
+        channels,
+        kernel,
+    } = extent;
+    let (gradient, data): (&[T], &[T]) = (values(gradient), values(x));
+    let taps = kernel * kernel;
+    let blocks: Vec<Vec<T>> = (0..channels.div_ceil(LANES))
+        .into_par_iter()
+        .map(|block| {
+            let start = block * LANES;
+            let lanes = LANES.min(channels - start);
+            vectorised(|| {
+                let mut total = vec![T::ZERO; lanes * taps];
+                let images = gradient.chunks_exact(height * width * channels);
+                for (g, image) in images.zip(data.chunks_exact(height * width * channels)) {
+                    for y in 0..height {
+                        for (dy, sy) in extent.taps(y, height) {
+                            for dx in 0..kernel {
+                                let sums = row_products(
+                                    &g[y * width * channels + start..],
+                                    &image[sy * width * channels + start..],
+                                    Shift {
+                                        tap: dx,
+                                        extent,
+                                        lanes,
+                                    },
+                                );
+                                for (c, sum) in sums[..lanes].iter().enumerate() {
+                                    total[c * taps + dy * kernel + dx] += *sum;
+                                }
+                            }
+                        }
+                    }
+                }
+                total
+            })
+        })
+        .collect();
+    flat(blocks.concat(), [channels, 1, kernel, kernel])
+}
+
+/// A horizontal tap over one block of channels.
+struct Shift {
+    tap: usize,
+    extent: Extent,
+    lanes: usize,
+}
+
+/// The sums over a row of the products of gradients and the inputs that the tap takes them to.
+#[inline(always)]
+fn row_products<T: Real>(gradient: &[T], image: &[T], shift: Shift) -> [T; LANES] {
+    let Extent {
+        width,
+        channels,
+        kernel,
+        ..
+    } = shift.extent;
+    let half = kernel / 2;
+    let first = half.saturating_sub(shift.tap);
+    let last = width.min((width + half).saturating_sub(shift.tap));
+    let mut sums = [T::ZERO; LANES];
+    for x in first..last {
+        multiply_add(
+            &mut sums,
+            &gradient[x * channels..],
+            &image[(x + shift.tap - half) * channels..],
+            shift.lanes,
+        );
+    }
+    sums
+}
