@@ -4,12 +4,20 @@
 //! [`run_directory`] behind.
 
 pub mod arguments;
+pub mod band_stack;
+pub mod commands;
 pub mod config;
 pub mod dataset;
 mod error;
+pub mod evaluation;
+pub mod export;
+pub mod mapping;
+pub mod prediction;
 pub mod record;
 pub mod report;
 pub mod run_directory;
 pub mod schedule;
+pub mod trained_model;
+pub mod training;
 
 pub use error::{Error, Result};

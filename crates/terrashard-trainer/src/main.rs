@@ -1,1 +1,22 @@
-fn main() {}
+//! `terrashard`: trains, tests and runs models from the command line.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use terrashard_trainer::arguments::Arguments;
+use terrashard_trainer::commands;
+
+fn main() -> ExitCode {
+    match commands::run(Arguments::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let line: Vec<String> = error
+                .to_string()
+                .lines()
+                .map(|line| line.trim().to_string())
+                .collect();
+            eprintln!("error: {}", line.join(" "));
+            ExitCode::from(error.exit_code())
+        }
+    }
+}

@@ -101,6 +101,14 @@ impl Progress {
         }
     }
 
+    /// There are `length` units.
+    pub fn set_length(&mut self, length: u64) {
+        self.length = length;
+        if let Form::Bar(bar) = &self.form {
+            bar.set_length(length);
+        }
+    }
+
     /// Says something without breaking the display.
     pub fn say(&self, text: &str) {
         match &self.form {

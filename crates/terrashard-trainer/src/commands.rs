@@ -1,0 +1,266 @@
+//! What each command does with its arguments, and what it prints.
+
+use std::path::{Path, PathBuf};
+use std::thread;
+
+use serde::Serialize;
+use terrashard_raster::Summary;
+
+use crate::arguments::{
+    Arguments, Command, ConfigFlags, ExportArguments, FitArguments, InfoArguments,
+    PredictArguments, ReportArguments, TestArguments,
+};
+use crate::config::{Config, Ranks, Resume};
+use crate::error::{Error, Result};
+use crate::prediction::PredictOptions;
+use crate::record::{Display, Scores, TestRecord};
+use crate::run_directory::{RunDirectory, replace};
+use crate::training::FitOptions;
+use crate::{evaluation, export, prediction, report, training};
+
+/// Runs a command.
+///
+/// # Errors
+/// Whatever went wrong, with its exit code ([`Error::exit_code`]).
+pub fn run(arguments: Arguments) -> Result<()> {
+    match arguments.command {
+        Command::Fit(arguments) => fit(arguments),
+        Command::Test(arguments) => test(arguments),
+        Command::Predict(arguments) => predict(arguments),
+        Command::Export(arguments) => export(&arguments),
+        Command::Info(arguments) => info(&arguments),
+        Command::Report(arguments) => report(arguments),
+    }
+}
+
+fn fit(arguments: FitArguments) -> Result<()> {
+    let FitArguments {
+        config: path,
+        run,
+        resume,
+        stop_after,
+        flags,
+        quiet,
+    } = arguments;
+    let device = flags.device.device()?;
+    let mut config = load(&path, &flags)?;
+    if let Some(resume) = resume {
+        config.checkpoint.resume = Resume::from(resume);
+    }
+    let run = run.map_or_else(|| RunDirectory::for_config(&path), RunDirectory::new);
+    let display = display(quiet);
+    let options = FitOptions {
+        name: training::run_name(&path),
+        run: run.clone(),
+        stop_after,
+        device,
+        display,
+    };
+    let session = training::fit(&config, &options)?;
+    if session.last_step == config.train.steps {
+        report::write(&run, run.root(), None)?;
+    }
+    if display == Display::Auto {
+        let first = session.resumed_from_step.map_or(1, |step| step + 1);
+        match first > session.last_step {
+            true => eprintln!(
+                "nothing to do: {} is at step {} already",
+                run.root().display(),
+                session.last_step
+            ),
+            false => eprintln!(
+                "steps {first} to {} of {} on {} ranks at stage {} in {:.0} s; saved in {}",
+                session.last_step,
+                config.train.steps,
+                session.ranks,
+                session.stage,
+                session.seconds,
+                run.root().display()
+            ),
+        }
+    }
+    Ok(())
+}
+
+fn test(arguments: TestArguments) -> Result<()> {
+    let TestArguments {
+        config: path,
+        checkpoint,
+        flags,
+        json,
+        quiet,
+    } = arguments;
+    flags.device.device()?;
+    let config = load(&path, &flags)?;
+    let checkpoint = checkpoint.unwrap_or_else(|| RunDirectory::for_config(&path).root().into());
+    let record = evaluation::test(
+        &config,
+        &checkpoint,
+        threads(config.zero.ranks),
+        display(quiet),
+    )?;
+    let run = RunDirectory::new(&checkpoint);
+    if run.config().is_file() {
+        replace(&run.test(), document(&record).as_bytes())?;
+    }
+    match json {
+        true => print!("{}", document(&record)),
+        false => print_test(&record),
+    }
+    Ok(())
+}
+
+fn print_test(record: &TestRecord) {
+    let line = |name: &str, value: fn(&Scores) -> Option<f64>| {
+        let number =
+            |scores: &Scores| value(scores).map_or("-".into(), |value| format!("{value:.4}"));
+        let baseline = record.baseline.as_ref().map_or(String::new(), number);
+        println!("{name:<12}{:>10}{baseline:>16}", number(&record.scores));
+    };
+    let heading = record.baseline.as_ref().map_or("", |_| "NDWI baseline");
+    println!("{:<12}{:>10}{heading:>16}", "", "model");
+    line("IoU", |scores| scores.iou);
+    line("shore IoU", |scores| scores.shore_iou);
+    line("F1", |scores| scores.f1);
+    line("precision", |scores| scores.precision);
+    line("recall", |scores| scores.recall);
+    println!(
+        "{} valid pixels, probability above {}",
+        record.valid_pixels, record.threshold
+    );
+}
+
+fn predict(arguments: PredictArguments) -> Result<()> {
+    let PredictArguments {
+        inputs,
+        output,
+        checkpoint,
+        memory,
+        overlap,
+        bands,
+        ranks,
+        device,
+        json,
+        quiet,
+    } = arguments;
+    device.device()?;
+    let parse = |text: &String| {
+        text.parse()
+            .map_err(|message| Error::invalid("--bands", message, "NAME=FILE[:BAND]"))
+    };
+    let options = PredictOptions {
+        inputs,
+        bands: bands.iter().map(parse).collect::<Result<_>>()?,
+        output,
+        checkpoint,
+        memory,
+        overlap,
+        ranks: threads(ranks.map_or(Ranks::Auto, Ranks::Count)),
+        display: display(quiet),
+    };
+    let predicted = prediction::predict(&options)?;
+    match json {
+        true => print!("{}", document(&predicted)),
+        false => {
+            for file in &predicted.files {
+                println!("{}", file.display());
+            }
+        }
+    }
+    Ok(())
+}
+
+fn export(arguments: &ExportArguments) -> Result<()> {
+    let exported = export::export(&arguments.checkpoint, &arguments.output)?;
+    match arguments.json {
+        true => print!("{}", document(&exported)),
+        false => println!(
+            "{}: {} tensors",
+            exported.file.display(),
+            exported.matched.len()
+        ),
+    }
+    Ok(())
+}
+
+fn info(arguments: &InfoArguments) -> Result<()> {
+    let summary = terrashard_raster::summarize(&terrashard_raster::open(&arguments.file)?)?;
+    match arguments.json {
+        true => print!("{}", document(&summary)),
+        false => print_info(&summary),
+    }
+    Ok(())
+}
+
+fn print_info(summary: &Summary) {
+    let Summary {
+        width,
+        height,
+        bands,
+        dtype,
+        epsg,
+        affine,
+        nodata,
+        overviews,
+        mean,
+        descriptions,
+    } = summary;
+    let or_none = |text: Option<String>| text.unwrap_or_else(|| "none".into());
+    println!("size        {width} x {height} pixels, {bands} bands of {dtype}");
+    println!(
+        "reference   {}",
+        or_none(epsg.map(|code| format!("EPSG:{code}")))
+    );
+    println!(
+        "affine      {}",
+        or_none(affine.map(|letters| format!("{letters:?}")))
+    );
+    println!(
+        "nodata      {}",
+        or_none(nodata.map(|value| value.to_string()))
+    );
+    println!("overviews   {overviews:?}");
+    for (band, (mean, description)) in mean.iter().zip(descriptions).enumerate() {
+        let mean = or_none(mean.map(|mean| format!("{mean:.4}")));
+        println!(
+            "band {:<6} {:<10} mean {mean}",
+            band + 1,
+            description.as_deref().unwrap_or("")
+        );
+    }
+}
+
+fn report(arguments: ReportArguments) -> Result<()> {
+    let ReportArguments {
+        run,
+        out,
+        prediction,
+    } = arguments;
+    let run = RunDirectory::new(run);
+    let out = out.unwrap_or_else(|| run.root().into());
+    let beside: PathBuf = out.join("prediction.tif");
+    let prediction = prediction.or_else(|| beside.is_file().then_some(beside));
+    report::write(&run, &out, prediction.as_deref())?;
+    println!("{}", out.join("report.html").display());
+    Ok(())
+}
+
+fn load(path: &Path, flags: &ConfigFlags) -> Result<Config> {
+    Config::load(path, &flags.overrides())
+}
+
+fn display(quiet: bool) -> Display {
+    if quiet { Display::Quiet } else { Display::Auto }
+}
+
+/// Threads for windows, which are independent of each other: as many as asked for, or one for each core.
+fn threads(ranks: Ranks) -> usize {
+    match ranks {
+        Ranks::Count(count) => count,
+        Ranks::Auto => thread::available_parallelism().map_or(1, usize::from),
+    }
+}
+
+fn document(value: &impl Serialize) -> String {
+    serde_json::to_string_pretty(value).expect("a record is plain data") + "\n"
+}

@@ -1,0 +1,149 @@
+//! `test`: a checkpoint's map of the test region against the label, beside the NDWI baseline's.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use burn::tensor::Device;
+use terrashard_data::baseline::{self, Score, Upsampling};
+use terrashard_data::{Rows, Scene};
+use terrashard_raster::{Samples, Window};
+
+use crate::config::Config;
+use crate::dataset::Dataset;
+use crate::error::{Error, Result};
+use crate::mapping::{Mapping, Receive};
+use crate::record::{Display, Progress, Scores, TestRecord};
+use crate::trained_model::TrainedModel;
+
+/// Measures a checkpoint on the test regions of a configuration's scenes.
+///
+/// Pixels are counted over all scenes together, as whole numbers, so the result does not depend on the number of ranks.
+///
+/// # Errors
+/// [`Error::Checkpoint`], [`Error::Data`], [`Error::InvalidValue`] if the model takes other input than the configuration gives.
+pub fn test(
+    config: &Config,
+    checkpoint: &Path,
+    ranks: usize,
+    display: Display,
+) -> Result<TestRecord> {
+    let began = Instant::now();
+    let trained = TrainedModel::open(checkpoint)?;
+    let data = &config.data;
+    if trained.bands != data.bands || trained.model.scale != config.model.scale {
+        let names = |bands: &[crate::config::Band]| {
+            bands
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
+                .join(", ")
+        };
+        let expected = format!(
+            "what {} was trained on: {} at {} pixels per pixel",
+            checkpoint.display(),
+            names(&trained.bands),
+            trained.model.scale
+        );
+        return Err(Error::invalid("data.bands", names(&data.bands), expected));
+    }
+    let dataset = Dataset::open(config)?;
+    let device = Device::flex();
+    let network = trained.network(&device)?;
+    let mapping = Mapping {
+        network: &network,
+        device: &device,
+        classes: trained.model.classes,
+        ranks,
+        tile: data.tile(),
+        overlap: data.overlap,
+    };
+    let (mut ours, mut theirs) = (Score::default(), Some(Score::default()));
+    for (scene, region) in dataset.test_regions() {
+        let labels = scene.labels(region)?;
+        let mut map = Map::new(
+            &scene,
+            region,
+            trained.threshold,
+            display,
+            Duration::from_secs_f64(config.log.seconds),
+        );
+        mapping.run(&scene, region, &mut map)?;
+        map.progress.finish();
+        merge(
+            &mut ours,
+            &Score::of(&map.classes, &labels, region.width * scene.scale()),
+        );
+        theirs = match (theirs, ndwi(&scene, region)?) {
+            (Some(mut sum), Some(score)) => {
+                merge(&mut sum, &score);
+                Some(sum)
+            }
+            _ => None,
+        };
+    }
+    Ok(TestRecord {
+        scores: Scores::of(&ours),
+        threshold: trained.threshold,
+        valid_pixels: ours.all.pixels(),
+        shore_pixels: ours.shore.pixels(),
+        baseline: theirs.as_ref().map(Scores::of),
+        checkpoint: trained.source().path().into(),
+        step: trained.step,
+        seconds: began.elapsed().as_secs_f64(),
+    })
+}
+
+/// The baseline's score, or none where the image does not name the bands that it needs.
+fn ndwi(scene: &Scene, region: Window) -> Result<Option<Score>> {
+    match baseline::score(scene, region, Upsampling::Nearest) {
+        Ok(score) => Ok(Some(score)),
+        Err(
+            terrashard_data::Error::UnknownBand { .. } | terrashard_data::Error::BandCount { .. },
+        ) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn merge(sum: &mut Score, part: &Score) {
+    sum.all.merge(&part.all);
+    sum.shore.merge(&part.shore);
+}
+
+/// The classes of a region, as they come.
+struct Map {
+    classes: Vec<u8>,
+    threshold: f32,
+    progress: Progress,
+}
+
+impl Map {
+    fn new(
+        scene: &Scene,
+        region: Window,
+        threshold: f64,
+        display: Display,
+        every: Duration,
+    ) -> Self {
+        let classes = Vec::with_capacity(region.scaled(scene.scale()).pixels());
+        Self {
+            classes,
+            threshold: threshold as f32,
+            progress: Progress::new(display, "window", 0, 0, every),
+        }
+    }
+}
+
+impl Receive for Map {
+    fn rows(&mut self, rows: Rows) -> Result<()> {
+        let Samples::U8(classes) = rows.classes(self.threshold)?.into_samples() else {
+            unreachable!("classes are bytes")
+        };
+        self.classes.extend(classes);
+        Ok(())
+    }
+
+    fn window(&mut self, done: usize, windows: usize) {
+        self.progress.set_length(windows as u64);
+        self.progress.advance(done as u64, None, 1);
+    }
+}

@@ -1,0 +1,53 @@
+//! `export`: a checkpoint's parameters and running statistics as one file that describes itself.
+
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use terrashard_checkpoint::{Source, Weights};
+
+use crate::error::{Error, Result};
+use crate::trained_model::TrainedModel;
+
+/// What was exported: what `export --json` prints.
+#[derive(Debug, Clone, Serialize)]
+pub struct Exported {
+    /// The file.
+    pub file: PathBuf,
+    /// Tensors in it.
+    pub matched: Vec<String>,
+    /// Tensors that the model has and the checkpoint lacks: none, or it would be an error.
+    pub missing: Vec<String>,
+    /// Tensors of the checkpoint that the model lacks: none, or it would be an error.
+    pub unexpected: Vec<String>,
+}
+
+/// Writes the model of a run's checkpoint in force, or of one checkpoint.
+///
+/// # Errors
+/// [`Error::Checkpoint`] if there is none or it is damaged, [`Error::NoCheckpoint`] if it is a model file already,
+/// [`Error::Save`].
+pub fn export(checkpoint: &Path, output: &Path) -> Result<Exported> {
+    let trained = TrainedModel::open(checkpoint)?;
+    let Source::Checkpoint(source) = trained.source() else {
+        return Err(Error::NoCheckpoint {
+            path: checkpoint.into(),
+            remedy: "it is an exported file already; give a run directory or a checkpoint".into(),
+        });
+    };
+    let failed = |source| Error::Save { source };
+    terrashard_checkpoint::export(source, output, &trained.description(), Weights::Plain)
+        .map_err(failed)?;
+    let written = TrainedModel::open(output)?;
+    let matched = written
+        .source()
+        .tensors()
+        .iter()
+        .map(|tensor| tensor.name.clone())
+        .collect();
+    Ok(Exported {
+        file: output.into(),
+        matched,
+        missing: Vec::new(),
+        unexpected: Vec::new(),
+    })
+}

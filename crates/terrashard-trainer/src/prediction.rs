@@ -1,0 +1,227 @@
+//! `predict`: whole scenes to GeoTIFFs of classes, written as they are computed.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use burn::tensor::Device;
+use serde::Serialize;
+use terrashard_data::{BandSelection, Rows, Scene, SceneOptions, prediction_spec};
+use terrashard_raster::{GeoTiffSink, RasterSink};
+
+use crate::band_stack::{self, BandFile};
+use crate::dataset::scene_options;
+use crate::error::{Error, Result};
+use crate::mapping::{Mapping, Receive};
+use crate::record::{Display, Progress};
+use crate::trained_model::TrainedModel;
+
+/// What `predict` is asked for.
+#[derive(Debug, Clone)]
+pub struct PredictOptions {
+    /// Scenes.
+    pub inputs: Vec<PathBuf>,
+    /// One scene from files of single bands, instead of `inputs`.
+    pub bands: Vec<BandFile>,
+    /// Output file, or a folder for several inputs.
+    pub output: PathBuf,
+    /// Run directory, checkpoint or exported file.
+    pub checkpoint: PathBuf,
+    /// Bytes to stay below, roughly: it decides whether a scene is kept decoded and how many threads run.
+    pub memory: Option<u64>,
+    /// Pixels of the image that neighbouring windows share, in place of the checkpoint's.
+    pub overlap: Option<usize>,
+    /// Threads.
+    pub ranks: usize,
+    /// How progress is shown.
+    pub display: Display,
+}
+
+/// What was predicted: what `predict --json` prints.
+#[derive(Debug, Clone, Serialize)]
+pub struct Prediction {
+    /// The files written.
+    pub files: Vec<PathBuf>,
+    /// Wall time in seconds.
+    pub seconds: f64,
+    /// Millions of pixels of the map by that time.
+    pub megapixels_per_second: f64,
+    /// The most memory that the program held, where the system tells it.
+    pub peak_rss_bytes: Option<u64>,
+}
+
+/// Bytes that one window takes while a model runs, by pixel of the image: measured with B0, generous for others.
+const WINDOW_BYTES_PER_PIXEL: u64 = 12 << 10;
+
+/// Predicts every input.
+///
+/// # Errors
+/// [`Error::InvalidValue`] for arguments that do not fit together, [`Error::Checkpoint`], [`Error::Data`]; [`Error::Raster`] and
+/// [`Error::Write`] where a map cannot be written. No file appears for a scene that fails.
+pub fn predict(options: &PredictOptions) -> Result<Prediction> {
+    let began = Instant::now();
+    let trained = TrainedModel::open(&options.checkpoint)?;
+    let outputs = outputs(options)?;
+    let device = Device::flex();
+    let network = trained.network(&device)?;
+    let overlap = options.overlap.unwrap_or(trained.overlap);
+    if overlap >= trained.tile {
+        let expected = format!("less than the {} pixels of a window", trained.tile);
+        return Err(Error::invalid("--overlap", overlap, expected));
+    }
+    let mapping = Mapping {
+        network: &network,
+        device: &device,
+        classes: trained.model.classes,
+        ranks: affordable(options, trained.tile)?,
+        tile: trained.tile,
+        overlap,
+    };
+    let mut pixels = 0;
+    for (index, output) in outputs.iter().enumerate() {
+        let scene = open(options, index, &trained)?;
+        let sink = create(output, &scene)?;
+        let progress = Progress::new(options.display, "window", 0, 0, Duration::from_secs(5));
+        let mut map = Map {
+            sink,
+            threshold: trained.threshold as f32,
+            progress,
+        };
+        mapping.run(&scene, scene.window(), &mut map)?;
+        map.progress.finish();
+        map.sink.finish()?;
+        pixels += scene.window().scaled(scene.scale()).pixels();
+    }
+    let seconds = began.elapsed().as_secs_f64();
+    Ok(Prediction {
+        files: outputs,
+        seconds,
+        megapixels_per_second: pixels as f64 / 1e6 / seconds,
+        peak_rss_bytes: peak_rss_bytes(),
+    })
+}
+
+/// Where each input's map goes.
+fn outputs(options: &PredictOptions) -> Result<Vec<PathBuf>> {
+    let output = &options.output;
+    let several = options.inputs.len() > 1 || output.is_dir();
+    let in_folder = |input: &PathBuf| {
+        output
+            .join(input.file_stem().unwrap_or_default())
+            .with_extension("tif")
+    };
+    match (options.inputs.is_empty(), options.bands.is_empty()) {
+        (true, true) => Err(Error::invalid(
+            "IN",
+            "nothing",
+            "one or more scenes, or `--bands NAME=FILE,…`",
+        )),
+        (false, false) => Err(Error::invalid(
+            "--bands",
+            "a scene beside it",
+            "either scenes or `--bands`",
+        )),
+        (true, false) if output.is_dir() => Err(Error::invalid(
+            "--output",
+            output.display(),
+            "a file, for one scene of `--bands`",
+        )),
+        (true, false) => Ok(vec![output.clone()]),
+        (false, true) if several => {
+            let outputs: Vec<PathBuf> = options.inputs.iter().map(in_folder).collect();
+            let twice = outputs
+                .iter()
+                .enumerate()
+                .find(|(index, path)| outputs[..*index].contains(path));
+            match twice {
+                Some((_, path)) => Err(Error::invalid(
+                    "IN",
+                    format!("two scenes that give {}", path.display()),
+                    "different names",
+                )),
+                None => Ok(outputs),
+            }
+        }
+        (false, true) => Ok(vec![output.clone()]),
+    }
+}
+
+fn open(options: &PredictOptions, index: usize, trained: &TrainedModel) -> Result<Scene> {
+    let selection = BandSelection::Pick(trained.bands.clone());
+    let scene = scene_options(&trained.model, selection, &trained.scaling, trained.nodata);
+    let cache_bytes = options
+        .memory
+        .map_or(scene.cache_bytes, |memory| (memory / 4) as usize);
+    let scene = SceneOptions {
+        cache_bytes,
+        ..scene
+    };
+    match options.inputs.get(index) {
+        Some(path) => Ok(Scene::open(path, None, scene)?),
+        None => Ok(Scene::new(band_stack::open(&options.bands)?, None, scene)?),
+    }
+}
+
+fn create(output: &Path, scene: &Scene) -> Result<Box<dyn RasterSink>> {
+    if scene.image().path() == output {
+        return Err(Error::invalid(
+            "--output",
+            output.display(),
+            "another file than the input",
+        ));
+    }
+    let folder = output
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty());
+    if let Some(folder) = folder {
+        fs::create_dir_all(folder).map_err(Error::write(folder))?;
+    }
+    Ok(Box::new(GeoTiffSink::create(
+        output,
+        prediction_spec(scene.metadata(), scene.scale()),
+    )?))
+}
+
+/// As many threads as asked for, or as the memory has room for.
+fn affordable(options: &PredictOptions, tile: usize) -> Result<usize> {
+    let Some(memory) = options.memory else {
+        return Ok(options.ranks);
+    };
+    let window = (tile * tile) as u64 * WINDOW_BYTES_PER_PIXEL;
+    match memory / 2 / window {
+        0 => Err(Error::invalid(
+            "--memory",
+            format!("{memory} bytes"),
+            format!("at least {} bytes for one window", 2 * window),
+        )),
+        room => Ok(options.ranks.min(room as usize)),
+    }
+}
+
+/// A map on its way into a file.
+struct Map {
+    sink: Box<dyn RasterSink>,
+    threshold: f32,
+    progress: Progress,
+}
+
+impl Receive for Map {
+    fn rows(&mut self, rows: Rows) -> Result<()> {
+        Ok(self.sink.write(&rows.classes(self.threshold)?)?)
+    }
+
+    fn window(&mut self, done: usize, windows: usize) {
+        self.progress.set_length(windows as u64);
+        self.progress.advance(done as u64, None, 1);
+    }
+}
+
+/// The most resident memory that this process has held so far.
+fn peak_rss_bytes() -> Option<u64> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kibibytes << 10)
+}

@@ -1,0 +1,169 @@
+//! `fit`: ranks as threads, each with its own model, optimizer and loader; a loop that can be read.
+
+mod rank;
+mod resume;
+mod saving;
+
+pub(crate) use saving::TOOL;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use terrashard_collectives::local::{self, LocalCommunicator, RunError};
+use terrashard_data::Chips;
+use terrashard_layout::{LayoutConfig, RankBytes, SampleOrder, ShardTable, Stage};
+
+use crate::config::{Batch, Config, Device};
+use crate::dataset::Dataset;
+use crate::error::{Error, Result};
+use crate::record::{Display, HeldBytes, SessionRecord};
+use crate::run_directory::{RunDirectory, replace};
+use resume::Start;
+
+/// What `fit` needs beside the configuration.
+#[derive(Debug, Clone)]
+pub struct FitOptions {
+    /// Name of the run, for the report.
+    pub name: String,
+    /// Where everything goes.
+    pub run: RunDirectory,
+    /// End cleanly after this step.
+    pub stop_after: Option<u64>,
+    /// Where tensors are.
+    pub device: Device,
+    /// How progress is shown.
+    pub display: Display,
+}
+
+/// Everything that the ranks share. Nothing of it changes while they run.
+#[derive(Debug)]
+struct Plan<'a> {
+    config: &'a Config,
+    run: &'a RunDirectory,
+    display: Display,
+    batch: Batch,
+    chips: Arc<Chips>,
+    order: SampleOrder,
+    start: Start,
+    last_step: u64,
+}
+
+impl Plan<'_> {
+    /// Global samples taken before `step`, counted from 1.
+    fn cursor(&self, step: u64) -> u64 {
+        self.start.cursor() + (step - 1 - self.start.step()) * self.batch.global as u64
+    }
+}
+
+/// Trains and returns what was made.
+///
+/// Everything that can be checked is checked before the first step: files, labels, batch sizes, the number of samples, the
+/// checkpoint that is resumed from. Samples, their order and augmentation, and initial values follow from `train.seed` alone,
+/// never from the number of ranks; batch statistics are taken over all ranks.
+///
+/// # Errors
+/// [`Error::Data`], [`Error::Batch`], [`Error::TooFewSamples`], [`Error::RunExists`], [`Error::Checkpoint`] for what is
+/// given; [`Error::Rank`], [`Error::Panicked`], [`Error::Save`], [`Error::Write`] while working.
+pub fn fit(config: &Config, options: &FitOptions) -> Result<SessionRecord> {
+    let began = Instant::now();
+    let ranks = config.zero.ranks.count(options.device);
+    let batch = Batch::resolve(&config.train, ranks)?;
+    let chips = Dataset::open(config)?.training_chips(config)?;
+    if chips.len() < ranks {
+        return Err(Error::TooFewSamples {
+            samples: chips.len(),
+            ranks,
+        });
+    }
+    let start = Start::find(config, &options.run)?;
+    let last_step = options
+        .stop_after
+        .map_or(config.train.steps, |stop| stop.min(config.train.steps));
+    let plan = Plan {
+        config,
+        run: &options.run,
+        display: options.display,
+        batch,
+        order: SampleOrder::new(chips.len(), config.train.seed)?,
+        chips: Arc::new(chips),
+        last_step: last_step.max(start.step()),
+        start,
+    };
+    options.run.create()?;
+    replace(&options.run.config(), config.to_toml().as_bytes())?;
+    options.run.forget_after(plan.start.step())?;
+
+    let outcomes = run_ranks(ranks, |communicator| rank::train(&plan, communicator))?;
+    let first = &outcomes[0];
+    let record = SessionRecord {
+        name: options.name.clone(),
+        resumed_from_step: plan.start.resumed_from(),
+        last_step: plan.last_step,
+        ranks,
+        stage: config.zero.stage,
+        global_batch: batch.global,
+        seconds: began.elapsed().as_secs_f64(),
+        samples: plan.chips.len(),
+        parameters: first
+            .table
+            .rows()
+            .iter()
+            .map(|row| row.numel() as u64)
+            .sum(),
+        predicted: predicted(&first.table, config)?,
+        counted: outcomes
+            .iter()
+            .map(|outcome| outcome.held)
+            .max_by_key(HeldBytes::total)
+            .unwrap_or_default(),
+    };
+    options.run.append_session(&record)?;
+    Ok(record)
+}
+
+/// Runs a body on each rank; the error is that of the rank that failed first.
+pub(crate) fn run_ranks<T: Send>(
+    ranks: usize,
+    body: impl Fn(LocalCommunicator) -> Result<T> + Sync,
+) -> Result<Vec<T>> {
+    local::run(ranks, body).map_err(|error| match error {
+        RunError::Failed { rank, source } => Error::Rank {
+            rank,
+            source: Box::new(source),
+        },
+        RunError::Panicked { rank, message } => Error::Panicked {
+            who: format!("rank {rank}"),
+            message,
+        },
+        RunError::Spawn { rank, source } => Error::Spawn {
+            who: format!("rank {rank}"),
+            source,
+        },
+        other => Error::invalid("zero.ranks", other, "at least 1"),
+    })
+}
+
+/// What each stage would take on a rank, for the model in a table.
+fn predicted(table: &ShardTable, config: &Config) -> Result<Vec<RankBytes>> {
+    let mut rows: Vec<_> = table.rows().iter().collect();
+    rows.sort_by_key(|row| row.order);
+    let parameters: Vec<_> = rows.into_iter().map(|row| row.parameter.clone()).collect();
+    let at = |stage| {
+        let layout = LayoutConfig {
+            ranks: table.ranks(),
+            stage,
+            persist_bytes: config.zero.persist_bytes,
+            bucket_bytes: config.zero.bucket_bytes,
+        };
+        Ok(ShardTable::new(parameters.clone(), &layout)?.memory())
+    };
+    Stage::ALL.into_iter().map(at).collect()
+}
+
+/// The name of a configuration: its file's, without the ending.
+pub fn run_name(config: &Path) -> String {
+    config
+        .file_stem()
+        .map_or_else(|| "run".into(), |name| name.to_string_lossy().into_owned())
+}

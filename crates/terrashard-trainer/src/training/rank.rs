@@ -1,0 +1,322 @@
+//! One rank's training: the loop.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use burn::module::Module;
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use terrashard_collectives::Communicator;
+use terrashard_collectives::local::LocalCommunicator;
+use terrashard_data::{Batch as Samples, Loader, LoaderOptions};
+use terrashard_layout::ShardTable;
+use terrashard_models::{
+    Labels, Losses, Mode, Normalizers, S2s2Net, Scope, SumOverRanks, Targets, initial_value,
+};
+use terrashard_zero::{AdamW, Initial, NonFinite, StepOutcome, ZeroConfig, ZeroOptimizer};
+
+use super::{Plan, saving};
+use crate::error::{Error, Result};
+use crate::record::{HeldBytes, Metrics, Progress, StepRecord};
+use crate::schedule::learning_rate;
+
+/// Batches that a loader keeps ready.
+const PREFETCH: usize = 2;
+
+/// What a rank has to tell at the end.
+#[derive(Debug)]
+pub(super) struct Outcome {
+    /// The table, the same on every rank.
+    pub table: ShardTable,
+    /// What this rank held when it held most.
+    pub held: HeldBytes,
+}
+
+/// Trains from the plan's start to its last step.
+pub(super) fn train(plan: &Plan<'_>, communicator: LocalCommunicator) -> Result<Outcome> {
+    let rank = Rank::new(plan, Arc::new(communicator))?;
+    rank.run()
+}
+
+struct Rank<'a> {
+    plan: &'a Plan<'a>,
+    communicator: Arc<dyn Communicator>,
+    device: Device,
+    model: S2s2Net,
+    optimizer: ZeroOptimizer,
+    loader: Loader,
+    /// On rank 0, what is told of each step.
+    told: Option<(Metrics, Progress)>,
+    held: HeldBytes,
+}
+
+impl<'a> Rank<'a> {
+    fn new(plan: &'a Plan<'a>, communicator: Arc<dyn Communicator>) -> Result<Self> {
+        let (config, seed) = (plan.config, plan.config.train.seed);
+        let device = Device::flex();
+        let model = config.model.init(&device)?;
+        let values = |name: &str, shape: &[usize]| initial_value(name, shape, seed);
+        let zero = zero_config(plan);
+        let mut optimizer = ZeroOptimizer::new(
+            &model,
+            zero,
+            Initial::Keyed(&values),
+            communicator.clone(),
+            &device,
+        )?;
+        plan.start.restore(&mut optimizer, &model)?;
+        let options = LoaderOptions {
+            rank: communicator.rank(),
+            ranks: communicator.ranks(),
+            micro_batch: plan.batch.micro,
+            accumulate: plan.batch.accumulate,
+            cursor: plan.start.cursor(),
+            steps: Some(plan.last_step - plan.start.step()),
+            prefetch: PREFETCH,
+        };
+        let loader = Loader::new(plan.chips.clone(), plan.order, options)?;
+        let told = match communicator.rank() {
+            0 => {
+                let every = Duration::from_secs_f64(config.log.seconds);
+                let progress = Progress::new(
+                    plan.display,
+                    "step",
+                    plan.start.step(),
+                    config.train.steps,
+                    every,
+                );
+                Some((Metrics::open(plan.run)?, progress))
+            }
+            _ => None,
+        };
+        Ok(Self {
+            plan,
+            communicator,
+            device,
+            model,
+            optimizer,
+            loader,
+            told,
+            held: HeldBytes::default(),
+        })
+    }
+
+    fn run(mut self) -> Result<Outcome> {
+        let every = self.plan.config.checkpoint.every;
+        for step in self.plan.start.step() + 1..=self.plan.last_step {
+            self.step(step)?;
+            if step == self.plan.last_step || (every > 0 && step.is_multiple_of(every)) {
+                let cursor = self.plan.cursor(step + 1);
+                saving::save(self.plan, step, cursor, &self.optimizer, &self.model)?;
+            }
+        }
+        if let Some((_, progress)) = &self.told {
+            progress.finish();
+        }
+        Ok(Outcome {
+            table: self.optimizer.table().clone(),
+            held: self.held,
+        })
+    }
+
+    /// One optimizer step: the micro-batches, the update, the record.
+    fn step(&mut self, step: u64) -> Result<()> {
+        let began = Instant::now();
+        let normalizers = self.normalizers(step)?;
+        let mut sums = Terms::default();
+        for _ in 0..self.plan.batch.accumulate {
+            let batch = self
+                .loader
+                .next()
+                .expect("the loader has every step of the plan")?
+                .batch;
+            let losses = self.forward(batch, &normalizers);
+            sums.add(&losses);
+            self.optimizer.backward(losses.total)?;
+        }
+        self.count_held();
+        let lr = learning_rate(&self.plan.config.train, step);
+        let (grad_norm, sums, skipped) = match self.optimizer.step(lr, &sums.0)? {
+            StepOutcome::Applied { norm, scalars } => (norm, scalars, false),
+            StepOutcome::Skipped { scalars, .. } => (0.0, scalars, true),
+        };
+        let loss = sums[0];
+        if !loss.is_finite() {
+            return Err(Error::NonFinite { step, loss });
+        }
+        let Some((metrics, progress)) = &mut self.told else {
+            return Ok(());
+        };
+        let seconds = began.elapsed().as_secs_f64();
+        let images = self.plan.batch.global;
+        let terms = Terms::named(&sums, self.plan.config);
+        let images_s = images as f64 / seconds;
+        metrics.append(&StepRecord {
+            step,
+            loss,
+            lr,
+            images_s,
+            grad_norm,
+            skipped,
+            seconds,
+            terms,
+        })?;
+        progress.advance(step, Some(loss), images);
+        Ok(())
+    }
+
+    /// The counts of a whole step over all ranks. Labels are counted when chips are cut, so every rank knows them.
+    fn normalizers(&self, step: u64) -> Result<Normalizers> {
+        let cursor = self.plan.cursor(step);
+        let window = cursor..cursor + self.plan.batch.global as u64;
+        let counts = self.plan.chips.class_counts(&self.plan.order, window)?;
+        let samples = self.plan.batch.global as f64;
+        Ok(Normalizers {
+            samples,
+            valid_pixels: counts.iter().sum::<u64>() as f64,
+            superres_values: 0.0,
+        })
+    }
+
+    fn forward(&self, batch: Samples, normalizers: &Normalizers) -> Losses {
+        let Samples {
+            samples,
+            bands,
+            side,
+            scale,
+            images,
+            masks,
+            ..
+        } = batch;
+        let autodiff = self.device.clone().autodiff();
+        let image = Tensor::<4>::from_data(
+            TensorData::new(images, [samples, bands, side, side]),
+            &autodiff,
+        );
+        let labels = Labels::new(masks, [samples, side * scale, side * scale], &self.device);
+        let scope = Sharded {
+            optimizer: &self.optimizer,
+            sums: self.sums(),
+        };
+        let maps = self.model.forward(image, &scope);
+        let targets = Targets {
+            labels,
+            superres: None,
+        };
+        self.plan
+            .config
+            .train
+            .loss
+            .of(&maps, &targets, normalizers, &scope)
+    }
+
+    fn sums(&self) -> Arc<dyn SumOverRanks> {
+        Arc::new(RankSums {
+            communicator: self.communicator.clone(),
+            device: self.device.clone(),
+        })
+    }
+
+    fn count_held(&mut self) {
+        let held = self.optimizer.held_bytes();
+        let held = HeldBytes {
+            parameters: held.parameters as u64,
+            gradients: held.gradients as u64,
+            optimizer: held.optimizer as u64,
+        };
+        if held.total() > self.held.total() {
+            self.held = held;
+        }
+    }
+}
+
+fn zero_config(plan: &Plan<'_>) -> ZeroConfig {
+    let (zero, train) = (&plan.config.zero, &plan.config.train);
+    ZeroConfig {
+        stage: zero.stage,
+        bucket_bytes: zero.bucket_bytes,
+        accumulate: plan.batch.accumulate,
+        adamw: AdamW {
+            weight_decay: train.weight_decay,
+            ..AdamW::default()
+        },
+        clip_norm: train.clip_norm,
+        nonfinite: NonFinite::Abort,
+        ..ZeroConfig::default()
+    }
+}
+
+/// A forward pass whose blocks get their parameters from the optimizer, with batch statistics over all ranks.
+struct Sharded<'a> {
+    optimizer: &'a ZeroOptimizer,
+    sums: Arc<dyn SumOverRanks>,
+}
+
+impl Scope for Sharded<'_> {
+    fn enter<M: Module, const D: usize>(&self, module: &M, anchor: &Tensor<D>) -> M {
+        self.optimizer.enter(module, anchor)
+    }
+
+    fn mode(&self) -> Mode {
+        Mode::Training
+    }
+
+    fn ranks(&self) -> Arc<dyn SumOverRanks> {
+        self.sums.clone()
+    }
+}
+
+/// Sums over ranks inside forward and backward.
+#[derive(Debug)]
+struct RankSums {
+    communicator: Arc<dyn Communicator>,
+    device: Device,
+}
+
+impl SumOverRanks for RankSums {
+    fn sum(&self, values: &mut [f64]) {
+        let tensor = Tensor::<1>::from_data(TensorData::from(&*values), (&self.device, DType::F64));
+        let summed = self
+            .communicator
+            .all_reduce(tensor)
+            .and_then(|pending| pending.wait());
+        // A failed group fails every later call as well, so the error comes back from the end of the step.
+        let Ok(summed) = summed else { return };
+        if let Ok(summed) = summed.into_data().try_to_vec::<f64>() {
+            values.copy_from_slice(&summed);
+        }
+    }
+}
+
+/// The terms of the loss, summed over micro-batches and then ranks: total, segmentation, affinity, L1.
+#[derive(Debug, Default)]
+struct Terms([f64; 4]);
+
+impl Terms {
+    fn add(&mut self, losses: &Losses) {
+        let value = |term: &Tensor<1>| term.clone().into_scalar::<f64>();
+        let terms = [
+            Some(&losses.total),
+            Some(&losses.segmentation),
+            losses.affinity.as_ref(),
+            losses.l1.as_ref(),
+        ];
+        for (sum, term) in self.0.iter_mut().zip(terms) {
+            *sum += term.map_or(0.0, value);
+        }
+    }
+
+    /// The terms that a configuration's model has beside the total, by name; none where there is but one.
+    fn named(
+        sums: &[f64],
+        config: &crate::config::Config,
+    ) -> std::collections::BTreeMap<String, f64> {
+        match config.model.superres {
+            true => [
+                (config.train.loss.name().to_string(), sums[1]),
+                ("affinity".to_string(), sums[2]),
+            ]
+            .into(),
+            false => Default::default(),
+        }
+    }
+}

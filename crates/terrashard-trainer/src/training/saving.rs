@@ -1,0 +1,100 @@
+//! Writing a checkpoint: each rank its intervals of parameters and moments, rank 0 the buffers.
+
+use serde_json::{Map, Value, json};
+use terrashard_checkpoint::{ElementType, Kind, Piece, Saver, State, TensorSpec, prune};
+use terrashard_models::S2s2Net;
+use terrashard_zero::{StateKind, StatePiece, ZeroOptimizer};
+
+use super::Plan;
+use crate::error::{Error, Result};
+use crate::trained_model::THRESHOLD;
+
+/// The program's name and version, as checkpoints and model files carry it.
+pub(crate) const TOOL: &str = concat!("terrashard ", env!("CARGO_PKG_VERSION"));
+
+/// Saves the run after `step`; the samples from `cursor` on are still to come. Collective.
+pub(super) fn save(
+    plan: &Plan<'_>,
+    step: u64,
+    cursor: u64,
+    optimizer: &ZeroOptimizer,
+    model: &S2s2Net,
+) -> Result<()> {
+    let failed = |source| Error::Save { source };
+    let communicator = optimizer.communicator();
+    let root = plan.run.checkpoints();
+    let saver =
+        Saver::create(&root, step, communicator.rank(), communicator.ranks()).map_err(failed)?;
+    saver.prepare().map_err(failed)?;
+    communicator.barrier()?;
+    let mut pieces: Vec<Piece<'static>> = optimizer.own_states()?.into_iter().map(piece).collect();
+    if communicator.rank() == 0 {
+        pieces.extend(model.buffers().iter().map(buffer));
+    }
+    saver.write(&pieces).map_err(failed)?;
+    communicator.barrier()?;
+    saver.publish(&state(plan, step, cursor)).map_err(failed)?;
+    communicator.barrier()?;
+    if communicator.rank() == 0 {
+        prune(&root, plan.config.checkpoint.keep_last).map_err(failed)?;
+    }
+    Ok(())
+}
+
+/// The kind under which a state is stored.
+pub(super) fn kind(kind: StateKind) -> Kind {
+    match kind {
+        StateKind::Parameter => Kind::Parameter,
+        StateKind::Momentum => Kind::M,
+        StateKind::Variance => Kind::V,
+    }
+}
+
+fn piece(piece: StatePiece) -> Piece<'static> {
+    let StatePiece {
+        name,
+        kind: of,
+        shape,
+        dtype,
+        interval,
+        bytes,
+    } = piece;
+    Piece {
+        tensor: TensorSpec::new(name, kind(of), shape, dtype),
+        start: interval.start,
+        bytes: bytes.into(),
+    }
+}
+
+fn buffer((name, values): &(String, Vec<f64>)) -> Piece<'static> {
+    let tensor = TensorSpec::new(name.clone(), Kind::Buffer, [values.len()], ElementType::F64);
+    let bytes: Vec<u8> = values
+        .iter()
+        .flat_map(|value| value.to_le_bytes())
+        .collect();
+    Piece {
+        tensor,
+        start: 0,
+        bytes: bytes.into(),
+    }
+}
+
+fn state(plan: &Plan<'_>, step: u64, cursor: u64) -> State {
+    let values = [
+        ("threshold", json!(THRESHOLD)),
+        ("global_batch", json!(plan.batch.global)),
+    ];
+    State {
+        step,
+        cursor,
+        seed: plan.config.train.seed,
+        // The learning rate follows from the step alone.
+        schedule: Value::Null,
+        config: plan.config.to_toml(),
+        tool: TOOL.into(),
+        values: values
+            .map(|(name, value)| (name.to_string(), value))
+            .into_iter()
+            .collect::<Map<_, _>>(),
+    }
+}
