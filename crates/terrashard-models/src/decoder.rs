@@ -1,12 +1,12 @@
 //! The all-MLP head and the branches that enlarge its output.
 
 use crate::config::{HeadNorm, ModelConfig};
-use crate::encoder::{Grid, to_map, to_tokens};
+use crate::encoder::{to_map, to_tokens};
 use crate::scope::Scope;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
 use terrashard_ops::{
-    Activation, BatchNorm, Conv2d, ConvShape, Linear, activate, conv2d, resize_bilinear,
+    Activation, BatchNorm, Conv2d, ConvShape, LevelOrder, Linear, activate, fuse_levels,
 };
 
 /// Channels that the head gives to the branches.
@@ -45,43 +45,29 @@ impl Head {
         }
     }
 
-    /// Enlarging is linear, so each level goes through its part of the fusing convolution before it is enlarged: the same
-    /// values at a fraction of the work, and the levels are never concatenated.
-    fn forward(&self, features: &[Tensor<4>], scope: &impl Scope) -> Tensor<4> {
-        let [_, _, h, w] = features[0].dims();
-        let weight = self.fuse.weight.val();
-        let [channels, ..] = weight.dims();
-        let levels =
-            self.linear
-                .iter()
-                .zip(features)
-                .enumerate()
-                .map(|(level, (linear, feature))| {
-                    let (tokens, grid) = to_tokens(feature.clone());
-                    let tokens = linear.forward(tokens);
-                    let (tokens, position) = match &self.bn {
-                        Some(_) => (tokens, features.len() - 1 - level),
-                        None => (activate(tokens, Activation::Relu), level),
-                    };
-                    let weight = weight.clone().narrow(1, position * channels, channels);
-                    let bias = self
-                        .fuse
-                        .bias
-                        .as_ref()
-                        .filter(|_| level == 0)
-                        .map(Param::val);
-                    let fused = conv2d(to_map(tokens, grid), weight, bias, ConvShape::POINTWISE);
-                    to_tokens(resize_bilinear(fused, [h, w])).0
-                });
-        let fused = levels
-            .reduce(|sum, level| sum + level)
-            .expect("the encoder has stages");
-        let fused = to_map(
-            fused,
-            Grid {
-                height: h,
-                width: w,
-            },
+    fn forward(&self, features: &[Tensor<4>; 4], scope: &impl Scope) -> Tensor<4> {
+        let order = if self.bn.is_some() {
+            LevelOrder::DeepestFirst
+        } else {
+            LevelOrder::ShallowFirst
+        };
+        let levels = std::array::from_fn(|level| {
+            let (tokens, grid) = to_tokens(features[level].clone());
+            let tokens = self.linear[level].forward(tokens);
+            to_map(
+                if self.bn.is_none() {
+                    activate(tokens, Activation::Relu)
+                } else {
+                    tokens
+                },
+                grid,
+            )
+        });
+        let fused = fuse_levels(
+            levels,
+            self.fuse.weight.val(),
+            self.fuse.bias.as_ref().map(Param::val),
+            order,
         );
         let fused = match &self.bn {
             Some(bn) => bn.forward(fused, scope.mode(), &scope.ranks()),
@@ -149,9 +135,10 @@ impl Tail {
         self.head.bn.as_ref().map(|bn| ("tail.head.bn", bn))
     }
 
-    pub(crate) fn forward(&self, features: &[Tensor<4>], scope: &impl Scope) -> TailMaps {
-        let deepest = features.last().expect("the encoder has stages");
-        let head = scope.enter(&self.head, deepest).forward(features, scope);
+    pub(crate) fn forward(&self, features: &[Tensor<4>; 4], scope: &impl Scope) -> TailMaps {
+        let head = scope
+            .enter(&self.head, &features[3])
+            .forward(features, scope);
         let segmentation = scope.enter(&self.seg, &head).forward(head.clone());
         let superres = self
             .sr

@@ -26,7 +26,7 @@ pub struct S2s2Net {
 #[derive(Debug, Clone)]
 pub struct Maps {
     /// Of each stage, `[N, C, h, w]` at 1/4, 1/8, 1/16 and 1/32.
-    pub features: Vec<Tensor<4>>,
+    pub features: [Tensor<4>; 4],
     /// `[N, 16, H / 4, W / 4]`.
     pub head: Tensor<4>,
     /// The segmentation branch at the input's resolution, `[N, 8, H, W]`.
@@ -59,11 +59,10 @@ impl S2s2Net {
     pub fn forward(&self, image: Tensor<4>, scope: &impl Scope) -> Maps {
         let padding = Padding::new(&image, self.multiple);
         let mut x = padding.pad(image);
-        let mut features = Vec::with_capacity(self.stages.len());
-        for stage in &self.stages {
-            x = stage.forward(x, scope);
-            features.push(x.clone());
-        }
+        let features = std::array::from_fn(|stage| {
+            x = self.stages[stage].forward(x.clone(), scope);
+            x.clone()
+        });
         let maps = self.tail.forward(&features, scope);
         let (seg_low, segmentation) = maps.segmentation;
         let (sr_low, superres) = maps.superres.unzip();

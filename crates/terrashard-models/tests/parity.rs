@@ -1,5 +1,7 @@
 //! Forward, losses and gradients against the reference sets in `tests/fixtures`, in `f64` and in `f32`.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 #[path = "../../../tests/src/hash.rs"]
 #[expect(unreachable_pub, reason = "the module is public where it belongs")]
 mod hash;

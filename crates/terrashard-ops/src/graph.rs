@@ -30,6 +30,27 @@ pub(crate) trait Operate: Backend {
         c: FloatTensor<Self>,
         operation: Operation,
     ) -> FloatTensor<Self>;
+
+    /// The operation's result for five inputs.
+    fn quinary(
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        c: FloatTensor<Self>,
+        d: FloatTensor<Self>,
+        e: FloatTensor<Self>,
+        operation: Operation,
+    ) -> FloatTensor<Self>;
+
+    /// The operation's result for six inputs.
+    fn senary(
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        c: FloatTensor<Self>,
+        d: FloatTensor<Self>,
+        e: FloatTensor<Self>,
+        f: FloatTensor<Self>,
+        operation: Operation,
+    ) -> FloatTensor<Self>;
 }
 
 impl Operate for Flex {
@@ -53,6 +74,29 @@ impl Operate for Flex {
     ) -> FloatTensor<Self> {
         operation.forward::<Self>(vec![a, b, c])
     }
+
+    fn quinary(
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        c: FloatTensor<Self>,
+        d: FloatTensor<Self>,
+        e: FloatTensor<Self>,
+        operation: Operation,
+    ) -> FloatTensor<Self> {
+        operation.forward::<Self>(vec![a, b, c, d, e])
+    }
+
+    fn senary(
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        c: FloatTensor<Self>,
+        d: FloatTensor<Self>,
+        e: FloatTensor<Self>,
+        f: FloatTensor<Self>,
+        operation: Operation,
+    ) -> FloatTensor<Self> {
+        operation.forward::<Self>(vec![a, b, c, d, e, f])
+    }
 }
 
 impl<B: Kernels, C: CheckpointStrategy> Operate for Autodiff<B, C> {
@@ -75,6 +119,29 @@ impl<B: Kernels, C: CheckpointStrategy> Operate for Autodiff<B, C> {
         operation: Operation,
     ) -> FloatTensor<Self> {
         node::<B, C, 3>([a, b, c], operation)
+    }
+
+    fn quinary(
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        c: FloatTensor<Self>,
+        d: FloatTensor<Self>,
+        e: FloatTensor<Self>,
+        operation: Operation,
+    ) -> FloatTensor<Self> {
+        node::<B, C, 5>([a, b, c, d, e], operation)
+    }
+
+    fn senary(
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        c: FloatTensor<Self>,
+        d: FloatTensor<Self>,
+        e: FloatTensor<Self>,
+        f: FloatTensor<Self>,
+        operation: Operation,
+    ) -> FloatTensor<Self> {
+        node::<B, C, 6>([a, b, c, d, e, f], operation)
     }
 }
 
@@ -130,12 +197,16 @@ pub(crate) fn operate<const D: usize>(
     inputs: Vec<DispatchTensor>,
     operation: Operation,
 ) -> Tensor<D> {
+    let count = inputs.len();
     let mut inputs = inputs.into_iter();
-    let output = match (inputs.next(), inputs.next(), inputs.next()) {
-        (Some(a), None, None) => Dispatch::unary(a, operation),
-        (Some(a), Some(b), None) => Dispatch::binary(a, b, operation),
-        (Some(a), Some(b), Some(c)) => Dispatch::ternary(a, b, c, operation),
-        _ => unreachable!("every operation has one to three inputs"),
+    let mut next = || inputs.next().expect("counted before");
+    let output = match count {
+        1 => Dispatch::unary(next(), operation),
+        2 => Dispatch::binary(next(), next(), operation),
+        3 => Dispatch::ternary(next(), next(), next(), operation),
+        5 => Dispatch::quinary(next(), next(), next(), next(), next(), operation),
+        6 => Dispatch::senary(next(), next(), next(), next(), next(), next(), operation),
+        count => unreachable!("no operation has {count} inputs"),
     };
     Tensor::from_dispatch(output)
 }

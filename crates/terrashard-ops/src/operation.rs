@@ -4,6 +4,7 @@ use crate::activation::Activation;
 use crate::batch_norm::BatchStatistics;
 use crate::convolution::ConvShape;
 use crate::focal::Focal;
+use crate::fuse::{self, LevelOrder};
 use crate::kernels::{Gradients, Kernels};
 use crate::labels::Labels;
 use crate::overlap::{Dice, SoftBce};
@@ -24,6 +25,8 @@ pub(crate) enum Operation {
     BatchNorm(BatchStatistics),
     /// Input: x.
     Activation(Activation),
+    /// Inputs: four levels, weight and perhaps bias.
+    FuseLevels(LevelOrder),
     /// Inputs: queries, keys and values. Holds the number of heads.
     Attention(usize),
     /// Input: x, never tracked.
@@ -56,6 +59,7 @@ impl Operation {
             | Self::LayerNorm(_)
             | Self::BatchNorm(_)
             | Self::UpsampleConv2d(_) => input < 2,
+            Self::FuseLevels(_) => input < 5,
             // A linear function: its gradient is the same everywhere.
             Self::Resize(..) => false,
             _ => true,
@@ -98,6 +102,12 @@ impl Operation {
             }
             Self::Activation(kind) => B::activate_forward(next(), *kind),
             Self::Resize(_, to) => B::resize_forward(next(), *to),
+            Self::FuseLevels(order) => fuse::forward::<B>(
+                vec![next(), next(), next(), next()],
+                next(),
+                inputs.next(),
+                *order,
+            ),
             Self::Attention(heads) => B::attention_forward(next(), next(), *heads),
             Self::BatchSums => B::batch_sums(next()),
             Self::DiceSums(labels) => B::dice_sums(next(), labels),
@@ -157,6 +167,13 @@ impl Operation {
             }
             Self::Activation(kind) => vec![Some(B::activate_backward(gradient, next(), kind))],
             Self::Resize(from, _) => vec![Some(B::resize_backward(gradient, from))],
+            Self::FuseLevels(order) => fuse::backward::<B>(
+                gradient,
+                vec![next(), next(), next(), next()],
+                next(),
+                order,
+                wanted,
+            ),
             Self::Attention(heads) => B::attention_backward(gradient, next(), next(), heads),
             Self::BatchSums | Self::DiceSums(_) => {
                 unreachable!("sums for the host are taken of untracked tensors")

@@ -3,9 +3,9 @@
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use std::sync::Arc;
 use terrashard_ops::{
-    Activation, Alone, BatchStatistics, ConvShape, Focal, IGNORE, Initial, Labels, SoftBce,
-    activate, affinity, attention, batch_norm, batch_sums, conv2d, dice, focal, l1, layer_norm,
-    linear, resize_bilinear, soft_bce, upsample_conv2d,
+    Activation, Alone, BatchStatistics, ConvShape, Focal, IGNORE, Initial, Labels, LevelOrder,
+    SoftBce, activate, affinity, attention, batch_norm, batch_sums, conv2d, dice, focal,
+    fuse_levels, l1, layer_norm, linear, resize_bilinear, soft_bce, upsample_conv2d,
 };
 
 const STEP: f64 = 1e-6;
@@ -229,6 +229,52 @@ fn attention_of_several_heads() {
         )
         .reshape([-1])
     });
+}
+
+#[test]
+fn fused_levels() {
+    let sizes = [[4, 6], [2, 3], [1, 2], [1, 1]];
+    for order in [LevelOrder::ShallowFirst, LevelOrder::DeepestFirst] {
+        let mut lengths: Vec<usize> = sizes.iter().map(|[h, w]| 2 * 3 * h * w).collect();
+        lengths.extend([5 * 12, 5]);
+        check(&lengths, |t| {
+            let levels =
+                std::array::from_fn(|i| t[i].clone().reshape([2, 3, sizes[i][0], sizes[i][1]]));
+            fuse_levels(
+                levels,
+                t[4].clone().reshape([5, 12, 1, 1]),
+                Some(t[5].clone()),
+                order,
+            )
+            .reshape([-1])
+        });
+    }
+}
+
+#[test]
+fn fused_levels_are_the_convolution_of_their_concatenation() {
+    let device = Device::flex();
+    let map =
+        |name: &str, [h, w]: [usize; 2]| tensor(&noise(name, 2 * 3 * h * w), [2, 3, h, w], &device);
+    let levels = [
+        map("a", [4, 6]),
+        map("b", [2, 3]),
+        map("c", [1, 2]),
+        map("d", [1, 1]),
+    ];
+    let weight = tensor(&noise("weight", 60), [5, 12, 1, 1], &device);
+    let mut large = levels.clone().map(|level| resize_bilinear(level, [4, 6]));
+    for order in [LevelOrder::ShallowFirst, LevelOrder::DeepestFirst] {
+        let expected = conv2d(
+            Tensor::cat(large.to_vec(), 1),
+            weight.clone(),
+            None,
+            ConvShape::POINTWISE,
+        );
+        let got = fuse_levels(levels.clone(), weight.clone(), None, order);
+        assert!(scalar((got - expected).abs().sum()) < 1e-12, "{order:?}");
+        large.reverse();
+    }
 }
 
 #[test]

@@ -33,7 +33,7 @@ fn sum3<T: Real>(a: &[T], b: &[T], c: &[T], f: impl Fn(T, T, T) -> T) -> T {
     while width > 1 {
         width /= 2;
         for i in 0..width {
-            sums[i] = sums[i] + sums[i + width];
+            sums[i] += sums[i + width];
         }
     }
     sums[0] + rest

@@ -141,22 +141,38 @@ impl Window {
 }
 
 /// `[out, in, k, k]` as the matrix `[out, k k in]`.
-pub(super) fn weight_matrix(weight: &Flat) -> Flat {
+fn weight_matrix<T: Real>(weight: &Flat) -> Flat {
     let [out, inputs, kernel] = [0, 1, 2].map(|i| weight.shape()[i]);
-    weight
-        .permute(&[0, 2, 3, 1])
-        .to_contiguous()
-        .reshape([out, kernel * kernel * inputs].into())
+    let taps = kernel * kernel;
+    swap_last::<T>(weight, inputs, taps).reshape([out, taps * inputs].into())
 }
 
 /// The opposite of [`weight_matrix`].
-pub(super) fn weight_tensor(matrix: &Flat, kernel: usize) -> Flat {
+fn weight_tensor<T: Real>(matrix: &Flat, kernel: usize) -> Flat {
     let [out, depth] = [0, 1].map(|i| matrix.shape()[i]);
-    let inputs = depth / (kernel * kernel);
-    matrix
-        .reshape([out, kernel, kernel, inputs].into())
-        .permute(&[0, 3, 1, 2])
-        .to_contiguous()
+    let taps = kernel * kernel;
+    swap_last::<T>(matrix, taps, depth / taps).reshape([out, depth / taps, kernel, kernel].into())
+}
+
+/// Each run of `rows columns` values as `columns rows`.
+fn swap_last<T: Real>(tensor: &Flat, rows: usize, columns: usize) -> Flat {
+    let tensor = tensor.to_contiguous();
+    if rows == 1 || columns == 1 {
+        return tensor;
+    }
+    let data: &[T] = values(&tensor);
+    let mut swapped = vec![T::ZERO; data.len()];
+    fill(&mut swapped, rows * columns, |first, piece| {
+        let runs = data[first * rows * columns..].chunks_exact(rows * columns);
+        for (out, run) in piece.chunks_exact_mut(rows * columns).zip(runs) {
+            for (row, values) in run.chunks_exact(columns).enumerate() {
+                for (column, value) in values.iter().enumerate() {
+                    out[column * rows + row] = *value;
+                }
+            }
+        }
+    });
+    flat(swapped, [data.len()])
 }
 
 fn pointwise(kernel: usize, shape: ConvShape) -> bool {
@@ -172,7 +188,7 @@ pub(super) fn forward<T: Real>(
     let x = channels_last(x);
     let [out, _, kernel] = [0, 1, 2].map(|i| weight.shape()[i]);
     let window = Window::new(&x, kernel, shape);
-    let weight = weight_matrix(weight).transpose(0, 1);
+    let weight = weight_matrix::<T>(weight).transpose(0, 1);
     let y = if pointwise(kernel, shape) {
         matrix::product(matrix::rows(&x), weight)
     } else {
@@ -215,7 +231,7 @@ pub(super) fn backward<T: Real>(
     let (gradient, x) = (matrix::rows(&channels_last(gradient)), channels_last(x));
     let [out, _, kernel] = [0, 1, 2].map(|i| weight.shape()[i]);
     let window = Window::new(&x, kernel, shape);
-    let matrix_of_weight = weight_matrix(weight);
+    let matrix_of_weight = weight_matrix::<T>(weight);
     let gb = wanted
         .get(2)
         .is_some_and(|wanted| *wanted)
@@ -254,7 +270,7 @@ pub(super) fn backward<T: Real>(
                 let gradient = rows(group * window.group(), images.len() / size);
                 values::<T>(&matrix::product(gradient.transpose(0, 1), columns)).to_vec()
             });
-        weight_tensor(
+        weight_tensor::<T>(
             &flat(super::add_up(parts.collect()), [out, window.depth()]),
             kernel,
         )
