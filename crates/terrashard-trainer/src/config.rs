@@ -29,9 +29,9 @@ impl Config {
     /// [`Error::MissingKey`] and [`Error::InvalidValue`] for what stands in it.
     pub fn load(path: &Path, overrides: &[String]) -> Result<Self> {
         let text = std::fs::read_to_string(path).map_err(Error::read(path))?;
-        let folder = path.parent().unwrap_or(Path::new("")).to_path_buf();
-        let folder = std::path::absolute(&folder).map_err(Error::read(&folder))?;
-        Self::parse(&text, path, &folder, overrides)
+        let whole = std::path::absolute(path).map_err(Error::read(path))?;
+        let folder = whole.parent().unwrap_or(Path::new("/"));
+        Self::parse(&text, path, folder, overrides)
     }
 
     /// The same from text; `path` stands in messages, and paths are relative to `folder`.

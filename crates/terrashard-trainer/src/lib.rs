@@ -1,7 +1,28 @@
 //! Trains, tests and runs Sentinel-2 super-resolution segmentation models on sharded model states.
 //!
-//! This crate composes the others and holds no algorithm: a [`config`] becomes a run, a run leaves a
-//! [`run_directory`] behind.
+//! A [`config::Config`] becomes a run ([`training::fit`]), a run leaves a [`run_directory`] behind, and what stands there is
+//! measured ([`evaluation`]), laid over scenes ([`prediction`]), exported ([`export`]) and shown ([`report`]). [`commands`] is
+//! the program `terrashard` around that.
+//!
+//! ```
+//! use std::path::Path;
+//! use terrashard_trainer::config::Config;
+//!
+//! let text = r#"data.scenes = [{ image = "scene.tif", mask = "label.tif" }]"#;
+//! let config = Config::parse(text, Path::new("run.toml"), Path::new("/data"), &["train.steps=20".into()])?;
+//! assert_eq!(config.train.steps, 20);
+//! assert_eq!(config.data.scenes[0].image, Path::new("/data/scene.tif"));
+//!
+//! let misspelt = Config::parse(text, Path::new("run.toml"), Path::new("/data"), &["train.stpes=20".into()]);
+//! let message = misspelt.unwrap_err().to_string();
+//! assert!(message.contains("unknown key `train.stpes`; the nearest known one is `train.steps`"));
+//! # Ok::<(), terrashard_trainer::Error>(())
+//! ```
+//!
+//! # Invariants
+//! - It composes the other crates and holds no algorithm: no layer, loss, update, blending or metric is written here.
+//! - Bad input is refused before any work starts, and leaves no file.
+//! - A configuration is never changed quietly: what does not work is an error that names the key.
 
 pub mod arguments;
 pub mod band_stack;

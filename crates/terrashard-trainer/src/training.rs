@@ -68,7 +68,6 @@ impl Plan<'_> {
 pub fn fit(config: &Config, options: &FitOptions) -> Result<SessionRecord> {
     let began = Instant::now();
     let ranks = config.zero.ranks.count(options.device);
-    let batch = Batch::resolve(&config.train, ranks)?;
     let chips = Dataset::open(config)?.training_chips(config)?;
     if chips.len() < ranks {
         return Err(Error::TooFewSamples {
@@ -76,6 +75,7 @@ pub fn fit(config: &Config, options: &FitOptions) -> Result<SessionRecord> {
             ranks,
         });
     }
+    let batch = Batch::resolve(&config.train, ranks)?;
     let start = Start::find(config, &options.run)?;
     let last_step = options
         .stop_after

@@ -1,0 +1,261 @@
+//! The program as it is called: what it prints, writes and refuses.
+
+use std::fs;
+
+use serde_json::Value;
+use terrashard_raster::RasterSource;
+
+use crate::scenario::{HEIGHT, SCALE, Scenario, TRANSFORM, U8, WIDTH};
+
+#[track_caller]
+fn succeed(scenario: &Scenario, arguments: &[&str]) -> String {
+    let output = scenario.terrashard(arguments);
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn from_configuration_to_map_and_report() {
+    let scenario = Scenario::new();
+    let fit = [
+        "fit", "run.toml", "--run", "run", "--ranks", "2", "--stage", "2", "--quiet",
+    ];
+    succeed(&scenario, &[&fit[..], &["--stop-after", "2"]].concat());
+    succeed(&scenario, &fit);
+
+    let text = succeed(
+        &scenario,
+        &[
+            "test",
+            "run.toml",
+            "--checkpoint",
+            "run",
+            "--json",
+            "--quiet",
+        ],
+    );
+    let test: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(
+        test["valid_pixels"],
+        (WIDTH / 2 * HEIGHT * SCALE * SCALE) as u64
+    );
+    assert_eq!(test["threshold"], 0.5);
+    // The image does not name its bands.
+    assert!(test["baseline"].is_null());
+
+    succeed(&scenario, &["export", "run", "-o", "model.safetensors"]);
+    let exported = succeed(
+        &scenario,
+        &[
+            "test",
+            "run.toml",
+            "--checkpoint",
+            "model.safetensors",
+            "--json",
+            "--quiet",
+        ],
+    );
+    let exported: Value = serde_json::from_str(&exported).unwrap();
+    assert_eq!(exported["iou"], test["iou"]);
+
+    for (ranks, checkpoint) in [
+        ("1", "run"),
+        ("3", "model.safetensors"),
+        ("2", "run/checkpoints/step-000006"),
+    ] {
+        let name = format!("map-{ranks}.tif");
+        let predict = [
+            "predict",
+            "image.tif",
+            "-o",
+            &name,
+            "--checkpoint",
+            checkpoint,
+            "--ranks",
+            ranks,
+        ];
+        succeed(&scenario, &[&predict[..], &["--quiet"]].concat());
+    }
+    let map = |name: &str| fs::read(scenario.path(name)).unwrap();
+    assert_eq!(map("map-1.tif"), map("map-3.tif"));
+    assert_eq!(map("map-1.tif"), map("map-2.tif"));
+
+    let map = terrashard_raster::open(scenario.path("map-1.tif")).unwrap();
+    let metadata = map.metadata();
+    assert_eq!(
+        (metadata.width, metadata.height),
+        (WIDTH * SCALE, HEIGHT * SCALE)
+    );
+    assert_eq!((metadata.data_type, metadata.nodata), (U8, Some(255.0)));
+    assert_eq!(metadata.georeference.epsg, Some(32633));
+    let transform = metadata.georeference.transform.unwrap();
+    let size = (metadata.width, metadata.height);
+    assert!(transform.corner_distance(size, &TRANSFORM, (WIDTH, HEIGHT)) < 1e-9);
+
+    succeed(
+        &scenario,
+        &["report", "run", "--out", "out", "--prediction", "map-1.tif"],
+    );
+    let report: Value =
+        serde_json::from_slice(&fs::read(scenario.path("out/report.json")).unwrap()).unwrap();
+    assert_eq!(report["resumed_from_step"], 2);
+    assert_eq!(
+        (&report["ranks"], &report["stage"]),
+        (&Value::from(2), &Value::from(2))
+    );
+    assert_eq!(report["test"]["iou"], test["iou"]);
+    let page = fs::read_to_string(scenario.path("out/report.html")).unwrap();
+    // Image, label and prediction, whole and in detail, and nothing from elsewhere.
+    assert_eq!(page.matches("data:image/png;base64,").count(), 6);
+    assert!(!page.contains("http"));
+}
+
+#[test]
+fn bands_of_single_files_are_one_scene() {
+    let scenario = Scenario::new();
+    succeed(
+        &scenario,
+        &[
+            "fit",
+            "run.toml",
+            "--run",
+            "run",
+            "--quiet",
+            "--stop-after",
+            "1",
+        ],
+    );
+    let predict = |input: &[&str], output: &str| {
+        succeed(
+            &scenario,
+            &[
+                &["predict", "-o", output, "--checkpoint", "run", "--quiet"],
+                input,
+            ]
+            .concat(),
+        );
+        fs::read(scenario.path(output)).unwrap()
+    };
+    let whole = predict(&["image.tif"], "whole.tif");
+    assert_eq!(
+        predict(&["--bands", "B02=image.tif:1,B03=image.tif:2"], "parts.tif"),
+        whole
+    );
+    assert_ne!(
+        predict(
+            &["--bands", "B02=image.tif:2,B03=image.tif:1"],
+            "swapped.tif"
+        ),
+        whole
+    );
+}
+
+/// Each is one line that names the file or key and the remedy, exit code 2, and leaves no run behind.
+#[test]
+fn bad_input_is_refused_in_one_line() {
+    let scenario = Scenario::new();
+    let image = fs::read(scenario.path("image.tif")).unwrap();
+    fs::write(scenario.path("short.tif"), &image[..image.len() / 2]).unwrap();
+    scenario.write_image("one.tif", 1);
+    scenario.write_mask("narrow.tif", WIDTH * SCALE - 5, |_, _| 0);
+    scenario.write_mask("seven.tif", WIDTH * SCALE, |x, y| {
+        if (x, y) == (31, 9) { 7 } else { 0 }
+    });
+
+    let check = |setting: &str, expected: &[&str]| {
+        let output = scenario.terrashard(&["fit", "run.toml", "--run", "run", "--set", setting]);
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{setting}: {message}");
+        assert_eq!(message.lines().count(), 1, "{message}");
+        assert!(message.starts_with("error: "), "{message}");
+        for part in expected {
+            assert!(
+                message.contains(part),
+                "{setting}: `{part}` is not in: {message}"
+            );
+        }
+        assert!(!scenario.path("run").exists(), "{setting} has left a run");
+    };
+    let scene = |image: &str, mask: &str| {
+        format!("data.scenes=[{{ image = \"{image}\", mask = \"{mask}\" }}]")
+    };
+    check(
+        &scene("none.tif", "mask.tif"),
+        &["none.tif", "no such file", "check the path"],
+    );
+    check(
+        &scene("short.tif", "mask.tif"),
+        &["short.tif", "truncated", "download or copy it again"],
+    );
+    check(
+        &scene("one.tif", "mask.tif"),
+        &["one.tif", "expected 2 bands, found 1"],
+    );
+    check(
+        &scene("image.tif", "narrow.tif"),
+        &["narrow.tif", "635 x 320", "640 x 320"],
+    );
+    check(
+        &scene("image.tif", "seven.tif"),
+        &["seven.tif", "value 7 at column 31, row 9", "relabel"],
+    );
+    check("train.stpes=3", &["`train.stpes`", "`train.steps`"]);
+    check("zero.ranks=500", &["500", "ranks", "lower `zero.ranks`"]);
+    check("train.micro_batch=5", &["train.global_batch", "multiple"]);
+    check("data.test=\"west\"", &["`train` and `test` share"]);
+    check(
+        "zero.stage=3",
+        &[
+            "`zero.stage = 3` is not supported yet",
+            "use stage 0, 1 or 2",
+        ],
+    );
+}
+
+#[test]
+fn a_failed_prediction_leaves_no_file() {
+    let scenario = Scenario::new();
+    succeed(
+        &scenario,
+        &[
+            "fit",
+            "run.toml",
+            "--run",
+            "run",
+            "--quiet",
+            "--stop-after",
+            "1",
+        ],
+    );
+    scenario.write_image("one.tif", 1);
+    let check = |arguments: &[&str], expected: &str| {
+        let output = scenario.terrashard(
+            &[
+                &["predict", "--checkpoint", "run", "-o", "map.tif"],
+                arguments,
+            ]
+            .concat(),
+        );
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(
+            (output.status.code(), message.lines().count()),
+            (Some(2), 1),
+            "{message}"
+        );
+        assert!(message.contains(expected), "{message}");
+        assert!(!scenario.path("map.tif").exists());
+    };
+    check(&["one.tif"], "one.tif: expected 2 bands, found 1");
+    check(&["none.tif"], "none.tif");
+    check(&["image.tif", "--overlap", "32"], "--overlap");
+    check(&["image.tif", "--memory", "1MiB"], "--memory");
+    check(&[], "IN");
+    check(
+        &["image.tif", "--device", "cuda"],
+        "`--device cuda` is not supported yet",
+    );
+}

@@ -1,0 +1,7 @@
+//! Runs from configuration to map, on a small scene that is made here.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod commands;
+mod resume;
+mod scenario;

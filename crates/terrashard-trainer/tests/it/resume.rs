@@ -1,0 +1,149 @@
+//! A run that ends and goes on is the run that did not end.
+
+use std::fs;
+
+use terrashard_checkpoint::{Checkpoint, Kind};
+
+use crate::scenario::{SCALE, Scenario, WIDTH};
+
+fn losses(scenario: &Scenario, run: &str) -> Vec<f64> {
+    scenario
+        .run(run)
+        .steps()
+        .unwrap()
+        .iter()
+        .map(|step| step.loss)
+        .collect()
+}
+
+/// All values of all tensors of a kind, with their names.
+fn values(scenario: &Scenario, run: &str, kind: Kind) -> Vec<(String, Vec<f32>)> {
+    let checkpoint = Checkpoint::open(scenario.path(run)).unwrap();
+    let tensors = checkpoint.tensors().filter(|tensor| tensor.kind == kind);
+    let read = |name: &str| checkpoint.read_whole(name, kind).unwrap();
+    let floats = |bytes: Vec<u8>| {
+        bytes
+            .as_chunks()
+            .0
+            .iter()
+            .map(|chunk| f32::from_le_bytes(*chunk))
+            .collect()
+    };
+    tensors
+        .map(|tensor| (tensor.name.clone(), floats(read(&tensor.name))))
+        .collect()
+}
+
+#[test]
+fn bit_by_bit_at_the_same_rank_count() {
+    for (ranks, stage) in [(1, 0), (2, 0), (2, 1), (3, 2)] {
+        let scenario = Scenario::new();
+        let (ranks, stage) = (format!("zero.ranks={ranks}"), format!("zero.stage={stage}"));
+        let settings = [ranks.as_str(), stage.as_str()];
+        scenario.fit("whole", None, &settings);
+        let first = scenario.fit("parts", Some(3), &settings);
+        assert_eq!((first.resumed_from_step, first.last_step), (None, 3));
+        let second = scenario.fit("parts", None, &settings);
+        assert_eq!((second.resumed_from_step, second.last_step), (Some(3), 6));
+
+        assert_eq!(
+            losses(&scenario, "whole"),
+            losses(&scenario, "parts"),
+            "{settings:?}"
+        );
+        let file = |run: &str| {
+            let folder = scenario.run(run).checkpoints().join("step-000006");
+            fs::read(folder.join("rank-00000.safetensors")).unwrap()
+        };
+        assert_eq!(file("whole"), file("parts"), "{settings:?}");
+    }
+}
+
+#[test]
+fn at_other_rank_counts_and_stages() {
+    let scenario = Scenario::new();
+    // Samples large enough for several keys in the deepest attention, and no batch-norm in the head, which would make many
+    // gradients zero in mathematics.
+    let fit = |run: &str, stop, settings: &[&str]| {
+        let larger = [
+            "data.chip=48",
+            "data.stride=4",
+            "model.head_norm=none",
+            "train.steps=15",
+        ];
+        scenario.fit(run, Some(stop), &[&larger[..], settings].concat());
+    };
+    // Biases begin at zero, and AdamW's first steps are but signs of gradients: compare runs that have left that behind.
+    fit("base", 12, &["zero.ranks=1"]);
+    let from = "checkpoint.resume=base";
+    fit("whole", 15, &["zero.ranks=1", from]);
+    fit("parts", 13, &["zero.ranks=4", "zero.stage=2", from]);
+    fit("parts", 14, &["zero.ranks=2", "zero.stage=0"]);
+    fit("parts", 15, &["zero.ranks=3", "zero.stage=1"]);
+    for (whole, parts) in losses(&scenario, "whole")
+        .iter()
+        .zip(losses(&scenario, "parts"))
+    {
+        assert!(
+            (whole - parts).abs() <= 1e-5 * whole.abs(),
+            "{whole} and {parts}"
+        );
+    }
+    // Where the gradient is zero in mathematics, AdamW turns rounding noise into steps: such elements, told by their second
+    // moment, are held to what the steps can make of them.
+    let largest = values(&scenario, "whole", Kind::V)
+        .iter()
+        .flat_map(|(_, v)| v.clone())
+        .fold(0.0, f32::max);
+    let tensors = values(&scenario, "whole", Kind::Parameter)
+        .into_iter()
+        .zip(values(&scenario, "whole", Kind::V));
+    for (((name, whole), (_, v)), (_, parts)) in
+        tensors.zip(values(&scenario, "parts", Kind::Parameter))
+    {
+        let (mut difference, mut norm) = (0.0, 0.0);
+        for ((whole, parts), v) in whole.iter().zip(&parts).zip(&v) {
+            let apart = f64::from(whole - parts);
+            if *v < 1e-12 * largest {
+                assert!(apart.abs() <= 2.0 * 1e-3 * 3.0, "{name}: {apart:e}");
+            } else {
+                difference += apart.powi(2);
+                norm += f64::from(*whole).powi(2);
+            }
+        }
+        assert!(
+            difference.sqrt() <= 1e-5 * norm.sqrt(),
+            "{name}: {:e}",
+            (difference / norm).sqrt()
+        );
+    }
+}
+
+#[test]
+fn a_changed_pixel_changes_the_loss() {
+    let scenario = Scenario::new();
+    scenario.fit("before", Some(1), &[]);
+    scenario.write_mask("mask.tif", WIDTH * SCALE, |x, _| u8::from(x % 7 == 0));
+    scenario.fit("after", Some(1), &[]);
+    assert_ne!(losses(&scenario, "before"), losses(&scenario, "after"));
+}
+
+#[test]
+fn another_training_is_refused() {
+    let scenario = Scenario::new();
+    scenario.fit("run", Some(1), &[]);
+    let check = |arguments: &[&str], expected: &str| {
+        let output = scenario
+            .terrashard(&[&["fit", "run.toml", "--run", "run", "--quiet"], arguments].concat());
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{message}");
+        assert!(message.contains(expected), "{message}");
+    };
+    check(
+        &["--set", "train.seed=8"],
+        "`train.seed`: got 8, expected 7",
+    );
+    check(&["--set", "model.head_channels=16"], "`model`");
+    check(&["--resume", "none"], "already holds checkpoints");
+    check(&["--resume", "elsewhere"], "elsewhere");
+}

@@ -1,0 +1,156 @@
+//! A small scene with its label, and a configuration that trains on it in a second.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use tempfile::TempDir;
+use terrashard_raster::{
+    DataType, GeoTiffSink, Georeference, Raster, RasterSink, RasterSpec, Samples, Transform, Window,
+};
+use terrashard_trainer::config::{Config, Device};
+use terrashard_trainer::record::{Display, SessionRecord};
+use terrashard_trainer::run_directory::RunDirectory;
+use terrashard_trainer::training::{self, FitOptions};
+
+pub(crate) const WIDTH: usize = 128;
+pub(crate) const HEIGHT: usize = 64;
+pub(crate) const SCALE: usize = 5;
+pub(crate) const TRANSFORM: Transform = Transform::north_up(330_000.0, 5_822_040.0, 10.0);
+
+const CONFIG: &str = r#"
+[model]
+dims = [8, 8, 8, 8]
+depths = [1, 1, 1, 1]
+heads = [1, 1, 1, 1]
+head_channels = 8
+superres = false
+bands = 2
+
+[data]
+scenes = [{ image = "image.tif", mask = "mask.tif" }]
+bands = [1, 2]
+chip = 32
+stride = 8
+overlap = 8
+
+[train]
+steps = 6
+global_batch = 12
+lr = 1e-3
+clip_norm = 1.0
+seed = 7
+
+[checkpoint]
+every = 2
+keep_last = 9
+"#;
+
+pub(crate) struct Scenario {
+    folder: TempDir,
+}
+
+impl Scenario {
+    pub(crate) fn new() -> Self {
+        let scenario = Self {
+            folder: tempfile::tempdir().unwrap(),
+        };
+        scenario.write_image("image.tif", 2);
+        scenario.write_mask("mask.tif", WIDTH * SCALE, |x, y| {
+            u8::from(is_foreground(x / SCALE, y / SCALE))
+        });
+        std::fs::write(scenario.path("run.toml"), CONFIG).unwrap();
+        scenario
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Bright where the foreground is, with a pattern on top.
+    pub(crate) fn write_image(&self, name: &str, bands: usize) {
+        let value = |band: usize, x: usize, y: usize| {
+            let base = if is_foreground(x, y) { 4000 } else { 800 };
+            (base + 300 * band + (x * 37 + y * 91 + band * 13) % 200) as u16
+        };
+        let pixels = |band| (0..WIDTH * HEIGHT).map(move |at| value(band, at % WIDTH, at / WIDTH));
+        let samples = Samples::U16((0..bands).flat_map(pixels).collect());
+        self.write(name, (WIDTH, HEIGHT), bands, samples, TRANSFORM);
+    }
+
+    pub(crate) fn write_mask(&self, name: &str, width: usize, class: impl Fn(usize, usize) -> u8) {
+        let height = HEIGHT * SCALE;
+        let samples = (0..width * height)
+            .map(|at| class(at % width, at / width))
+            .collect();
+        self.write(
+            name,
+            (width, height),
+            1,
+            Samples::U8(samples),
+            TRANSFORM.scaled(SCALE as f64),
+        );
+    }
+
+    fn write(
+        &self,
+        name: &str,
+        (width, height): (usize, usize),
+        bands: usize,
+        samples: Samples,
+        transform: Transform,
+    ) {
+        let georeference = Georeference {
+            epsg: Some(32633),
+            transform: Some(transform),
+        };
+        let spec = RasterSpec::new(width, height, bands, samples.data_type())
+            .georeference(georeference)
+            .tile(64);
+        let mut sink: Box<dyn RasterSink> =
+            Box::new(GeoTiffSink::create(self.path(name), spec).unwrap());
+        sink.write(&Raster::new(Window::new(0, 0, width, height), bands, samples).unwrap())
+            .unwrap();
+        sink.finish().unwrap();
+    }
+
+    /// Trains into the run directory `run`.
+    pub(crate) fn fit(
+        &self,
+        run: &str,
+        stop_after: Option<u64>,
+        overrides: &[&str],
+    ) -> SessionRecord {
+        let overrides: Vec<String> = overrides.iter().map(|each| each.to_string()).collect();
+        let config = Config::load(&self.path("run.toml"), &overrides).unwrap();
+        let options = FitOptions {
+            name: "test".into(),
+            run: self.run(run),
+            stop_after,
+            device: Device::Cpu,
+            display: Display::Quiet,
+        };
+        training::fit(&config, &options).unwrap()
+    }
+
+    pub(crate) fn run(&self, name: &str) -> RunDirectory {
+        RunDirectory::new(self.path(name))
+    }
+
+    /// Runs the program in the scenario's folder.
+    pub(crate) fn terrashard(&self, arguments: &[&str]) -> Output {
+        let program = Path::new(env!("CARGO_BIN_EXE_terrashard"));
+        Command::new(program)
+            .args(arguments)
+            .current_dir(self.folder.path())
+            .output()
+            .unwrap()
+    }
+}
+
+/// A disc in either half of the image.
+fn is_foreground(x: usize, y: usize) -> bool {
+    let distance = |x0: i64, y0: i64| (x as i64 - x0).pow(2) + (y as i64 - y0).pow(2);
+    distance(30, 28) < 260 || distance(94, 35) < 300
+}
+
+pub(crate) const U8: DataType = DataType::U8;
