@@ -282,7 +282,16 @@ mod tests {
             "failed to use `data.bands`: got 1 names",
         );
         check("", &["zero.stage=4"], "zero.stage");
-        check("", &["data.train=wset"], "data.train");
+        check(
+            "",
+            &["data.train=wset"],
+            "\"wset\" is no region, write \"all\", \"west\"",
+        );
+        check(
+            "",
+            &["data.train=[0, 0, 32, 32]"],
+            "{ pixels = [column, row, width, height] }",
+        );
         check("", &["train.schedule=linear"], "train.schedule");
         check("", &["zero.ranks=0"], "zero.ranks");
         check("", &["nonsense"], "`section.key=value`");

@@ -137,13 +137,13 @@ pub enum Error {
     Collective(#[from] terrashard_collectives::Error),
     /// A checkpoint or model file cannot be used.
     #[error(transparent)]
-    Checkpoint(#[from] terrashard_checkpoint::Error),
+    Checkpoint(Box<terrashard_checkpoint::Error>),
     /// A checkpoint or model file could not be written.
     #[error("failed to save: {source}")]
     Save {
         /// What went wrong.
         #[source]
-        source: terrashard_checkpoint::Error,
+        source: Box<terrashard_checkpoint::Error>,
     },
     /// A rank failed; the others gave up because of it.
     #[error("rank {rank}: {source}")]
@@ -171,6 +171,12 @@ pub enum Error {
         #[source]
         source: std::io::Error,
     },
+}
+
+impl From<terrashard_checkpoint::Error> for Error {
+    fn from(error: terrashard_checkpoint::Error) -> Self {
+        Error::Checkpoint(Box::new(error))
+    }
 }
 
 impl Error {
@@ -211,6 +217,13 @@ impl Error {
     pub(crate) fn write(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Error {
         let path = path.into();
         move |source| Error::Write { path, source }
+    }
+
+    /// For `map_err` on writing a checkpoint or model file.
+    pub(crate) fn save(source: terrashard_checkpoint::Error) -> Error {
+        Error::Save {
+            source: Box::new(source),
+        }
     }
 
     /// The value of a key that it cannot take.

@@ -34,9 +34,8 @@ pub fn export(checkpoint: &Path, output: &Path) -> Result<Exported> {
             remedy: "it is an exported file already; give a run directory or a checkpoint".into(),
         });
     };
-    let failed = |source| Error::Save { source };
     terrashard_checkpoint::export(source, output, &trained.description(), Weights::Plain)
-        .map_err(failed)?;
+        .map_err(Error::save)?;
     let written = TrainedModel::open(output)?;
     let matched = written
         .source()

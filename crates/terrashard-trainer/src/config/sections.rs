@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use serde::de::{self, Deserializer};
 use serde::{Deserialize, Serialize};
 use terrashard_data::{Band, Region, Scaling, Selection};
 use terrashard_layout::Stage;
@@ -39,8 +40,10 @@ pub struct DataSection {
     /// Digital number that means "no data", in place of what the images declare. Default: what they declare.
     pub nodata: Option<f64>,
     /// Part of each scene to train on. Default: `west`.
+    #[serde(deserialize_with = "region")]
     pub train: Region,
     /// Part of each scene to test on. Default: `east`.
+    #[serde(deserialize_with = "region")]
     pub test: Region,
     /// Height and width of a sample in pixels of the image. Default: 64.
     pub chip: usize,
@@ -77,6 +80,17 @@ impl Default for DataSection {
             baseline_note: None,
         }
     }
+}
+
+/// A region, with all its forms in the message where it is none of them.
+fn region<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Region, D::Error> {
+    let value = toml::Value::deserialize(deserializer)?;
+    value.clone().try_into().map_err(|_| {
+        de::Error::custom(format!(
+            "{value} is no region, write \"all\", \"west\", \"east\", \"north\", \"south\", \
+             {{ pixels = [column, row, width, height] }} or {{ fraction = [left, top, right, bottom] }}"
+        ))
+    })
 }
 
 impl DataSection {

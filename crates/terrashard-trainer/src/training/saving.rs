@@ -20,23 +20,24 @@ pub(super) fn save(
     optimizer: &ZeroOptimizer,
     model: &S2s2Net,
 ) -> Result<()> {
-    let failed = |source| Error::Save { source };
     let communicator = optimizer.communicator();
     let root = plan.run.checkpoints();
-    let saver =
-        Saver::create(&root, step, communicator.rank(), communicator.ranks()).map_err(failed)?;
-    saver.prepare().map_err(failed)?;
+    let saver = Saver::create(&root, step, communicator.rank(), communicator.ranks())
+        .map_err(Error::save)?;
+    saver.prepare().map_err(Error::save)?;
     communicator.barrier()?;
     let mut pieces: Vec<Piece<'static>> = optimizer.own_states()?.into_iter().map(piece).collect();
     if communicator.rank() == 0 {
         pieces.extend(model.buffers().iter().map(buffer));
     }
-    saver.write(&pieces).map_err(failed)?;
+    saver.write(&pieces).map_err(Error::save)?;
     communicator.barrier()?;
-    saver.publish(&state(plan, step, cursor)).map_err(failed)?;
+    saver
+        .publish(&state(plan, step, cursor))
+        .map_err(Error::save)?;
     communicator.barrier()?;
     if communicator.rank() == 0 {
-        prune(&root, plan.config.checkpoint.keep_last).map_err(failed)?;
+        prune(&root, plan.config.checkpoint.keep_last).map_err(Error::save)?;
     }
     Ok(())
 }
