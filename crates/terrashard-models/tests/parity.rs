@@ -301,7 +301,8 @@ fn check(set: &str, dtype: DType, exact: Option<f64>) {
         }
         compared += 1;
         let relative = (difference / norm.max(f64::MIN_POSITIVE)).sqrt();
-        if norm > 0.0 && !(relative <= allowed.relative(group, name)) {
+        let within = relative <= allowed.relative(group, name);
+        if norm > 0.0 && !within {
             wrong.push(format!(
                 "{key}: {relative:.2e} instead of at most {:.2e}",
                 allowed.relative(group, name)

@@ -297,3 +297,6 @@ fn bytes(labels: &Labels) -> Flat {
         .expect("labels live where the logits do")
         .to_contiguous()
 }
+
+#[cfg(test)]
+mod agreement;
