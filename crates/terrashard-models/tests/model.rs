@@ -1,7 +1,5 @@
 //! The model as a whole: its names, its laziness, its sizes, its batch statistics.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor, TensorData};
 use std::cell::RefCell;

@@ -32,7 +32,7 @@ fn check(got: &Flat, expected: &Flat) {
     let allowed = if matches!(DTYPE.get(), DType::F64) {
         1e-12
     } else {
-        3e-6
+        1e-5
     };
     assert!(
         (difference / norm).sqrt() < allowed,
