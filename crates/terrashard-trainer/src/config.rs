@@ -125,6 +125,8 @@ impl Config {
         }
         at_least_one("train.steps", train.steps as usize)?;
         positive("train.lr", train.lr)?;
+        positive("log.seconds", self.log.seconds)?;
+        at_least_one("checkpoint.keep_last", self.checkpoint.keep_last)?;
         if train.weight_decay < 0.0 {
             return Err(Error::invalid(
                 "train.weight_decay",

@@ -9,9 +9,8 @@ use terrashard_collectives::Communicator;
 use terrashard_collectives::local::LocalCommunicator;
 use terrashard_data::{Batch as Samples, Loader, LoaderOptions};
 use terrashard_layout::ShardTable;
-use terrashard_models::{
-    Labels, Losses, Mode, Normalizers, S2s2Net, Scope, SumOverRanks, Targets, initial_value,
-};
+use terrashard_models::{Losses, Normalizers, S2s2Net, Scope, Targets, initial_value};
+use terrashard_ops::{Labels, Mode, SumOverRanks};
 use terrashard_zero::{AdamW, Initial, NonFinite, StepOutcome, ZeroConfig, ZeroOptimizer};
 
 use super::{Plan, saving};
