@@ -38,3 +38,8 @@ pub use net::{Maps, S2s2Net};
 pub use scope::{Plain, Scope};
 pub use terrashard_ops::{Alone, IGNORE, Labels, Mode, SumOverRanks};
 pub use weights::{assign, initial_value, parameters};
+
+/// The README's example, compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

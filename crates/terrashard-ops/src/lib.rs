@@ -65,3 +65,8 @@ pub use upsample::upsample_conv2d;
 
 /// The label of a pixel that counts for nothing: its loss and its gradient are exactly zero.
 pub const IGNORE: u8 = 255;
+
+/// The README's example, compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
