@@ -57,20 +57,37 @@ impl Heads {
     /// The probabilities of one head.
     fn probabilities<T: Real>(self, q: Flat, k: Flat) -> Flat {
         let mut scores = matrix::product(q, k.transpose(0, 1));
-        let scale = self.scale::<T>();
-        vectorised(|| {
-            for row in scores.storage_mut::<T>().chunks_exact_mut(self.keys) {
-                let top = row.iter().fold(row[0], |top, x| x.greater(top));
-                for x in row.iter_mut() {
-                    *x = ((*x - top) * scale).exponential();
-                }
-                let total: T = row.iter().copied().sum();
-                for x in row.iter_mut() {
-                    *x = *x / total;
-                }
-            }
-        });
+        vectorised(
+            (scores.storage_mut::<T>(), self.keys, self.scale::<T>()),
+            softmax,
+        );
         scores
+    }
+}
+
+/// Softmax of each row of `scale` times the scores, in place.
+#[inline(always)]
+fn softmax<T: Real>((scores, keys, scale): (&mut [T], usize, T)) {
+    for row in scores.chunks_exact_mut(keys) {
+        let top = row.iter().fold(row[0], |top, x| x.greater(top));
+        for x in row.iter_mut() {
+            *x = ((*x - top) * scale).exponential();
+        }
+        let total: T = row.iter().copied().sum();
+        for x in row.iter_mut() {
+            *x = *x / total;
+        }
+    }
+}
+
+/// The gradient of the scores from that of the probabilities `p`, in place.
+#[inline(always)]
+fn softmax_slope<T: Real>((gradient, p, keys, scale): (&mut [T], &[T], usize, T)) {
+    for (gradient, p) in gradient.chunks_exact_mut(keys).zip(p.chunks_exact(keys)) {
+        let along: T = gradient.iter().zip(p).map(|(g, p)| *g * *p).sum();
+        for (g, p) in gradient.iter_mut().zip(p) {
+            *g = (*g - along) * *p * scale;
+        }
     }
 }
 
@@ -122,16 +139,15 @@ pub(super) fn backward<T: Real>(
         let p = size.probabilities::<T>(q.clone(), k.clone());
         let gv = matrix::product(p.transpose(0, 1), g.clone());
         let mut gs = matrix::product(g, v.transpose(0, 1));
-        let scale = size.scale::<T>();
-        vectorised(|| {
-            let rows = gs.storage_mut::<T>().chunks_exact_mut(size.keys);
-            for (gs, p) in rows.zip(values::<T>(&p).chunks_exact(size.keys)) {
-                let along: T = gs.iter().zip(p).map(|(g, p)| *g * *p).sum();
-                for (g, p) in gs.iter_mut().zip(p) {
-                    *g = (*g - along) * *p * scale;
-                }
-            }
-        });
+        vectorised(
+            (
+                gs.storage_mut::<T>(),
+                values(&p),
+                size.keys,
+                size.scale::<T>(),
+            ),
+            softmax_slope,
+        );
         (
             matrix::product(gs.clone(), k),
             matrix::product(gs.transpose(0, 1), q),

@@ -28,6 +28,11 @@ impl Extent {
         }
     }
 
+    /// Values of an image.
+    fn image(self) -> usize {
+        self.height * self.width * self.channels
+    }
+
     /// The rows (or columns) that a tap reaches from position `at`: pairs of tap and source.
     #[inline(always)]
     fn taps(self, at: usize, extent: usize) -> impl Iterator<Item = (usize, usize)> {
@@ -67,44 +72,56 @@ pub(super) fn forward<T: Real>(x: &Flat, weight: &Flat, bias: Option<&Flat>) -> 
 
 /// A convolution of `[N, H, W, C]` with `[k k, C]`.
 fn convolve<T: Real>(x: &Flat, weight: &[T], bias: Option<&[T]>, extent: Extent) -> Flat {
+    let data: &[T] = values(x);
+    let mut out = vec![T::ZERO; data.len()];
+    let rows = out
+        .par_chunks_mut(extent.width * extent.channels)
+        .enumerate();
+    rows.for_each(|(row, out)| {
+        let image = &data[row / extent.height * extent.image()..][..extent.image()];
+        vectorised(
+            (out, image, weight, bias, row % extent.height, extent),
+            convolve_row,
+        );
+    });
+    as_map(flat(out, x.shape()))
+}
+
+/// One row of a convolution: its values, the image, the weight, the bias, the row's index.
+type RowOf<'a, T> = (
+    &'a mut [T],
+    &'a [T],
+    &'a [T],
+    Option<&'a [T]>,
+    usize,
+    Extent,
+);
+
+#[inline(always)]
+fn convolve_row<T: Real>((out, image, weight, bias, y, extent): RowOf<'_, T>) {
     let Extent {
         height,
         width,
         channels,
         kernel,
     } = extent;
-    let data: &[T] = values(x);
-    let mut out = vec![T::ZERO; data.len()];
-    out.par_chunks_mut(width * channels)
-        .enumerate()
-        .for_each(|(row, out)| {
-            let (image, y) = (row / height, row % height);
-            let image = &data[image * height * width * channels..][..height * width * channels];
-            vectorised(|| {
-                for start in (0..channels).step_by(LANES) {
-                    let lanes = LANES.min(channels - start);
-                    for (x, out) in out.chunks_exact_mut(channels).enumerate() {
-                        let mut sums = [T::ZERO; LANES];
-                        if let Some(bias) = bias {
-                            sums[..lanes].copy_from_slice(&bias[start..start + lanes]);
-                        }
-                        for (dy, sy) in extent.taps(y, height) {
-                            for (dx, sx) in extent.taps(x, width) {
-                                let weight = &weight[(dy * kernel + dx) * channels + start..];
-                                multiply_add(
-                                    &mut sums,
-                                    weight,
-                                    &image[(sy * width + sx) * channels + start..],
-                                    lanes,
-                                );
-                            }
-                        }
-                        out[start..start + lanes].copy_from_slice(&sums[..lanes]);
-                    }
+    for start in (0..channels).step_by(LANES) {
+        let lanes = LANES.min(channels - start);
+        for (x, out) in out.chunks_exact_mut(channels).enumerate() {
+            let mut sums = [T::ZERO; LANES];
+            if let Some(bias) = bias {
+                sums[..lanes].copy_from_slice(&bias[start..start + lanes]);
+            }
+            for (dy, sy) in extent.taps(y, height) {
+                for (dx, sx) in extent.taps(x, width) {
+                    let weight = &weight[(dy * kernel + dx) * channels + start..];
+                    let pixel = &image[(sy * width + sx) * channels + start..];
+                    multiply_add(&mut sums, weight, pixel, lanes);
                 }
-            });
-        });
-    as_map(flat(out, x.shape()))
+            }
+            out[start..start + lanes].copy_from_slice(&sums[..lanes]);
+        }
+    }
 }
 
 /// `sums += a b` over the first `lanes` values.
@@ -144,47 +161,48 @@ pub(super) fn backward<T: Real>(
 
 /// `[C, 1, k, k]`: each channel block by itself, row by row.
 fn weight_gradient<T: Real>(gradient: &Flat, x: &Flat, extent: Extent) -> Flat {
+    let (gradient, data): (&[T], &[T]) = (values(gradient), values(x));
+    let blocks = (0..extent.channels.div_ceil(LANES)).into_par_iter();
+    let blocks: Vec<Vec<T>> = blocks
+        .map(|block| vectorised((gradient, data, block * LANES, extent), block_gradient))
+        .collect();
+    flat(
+        blocks.concat(),
+        [extent.channels, 1, extent.kernel, extent.kernel],
+    )
+}
+
+/// The weight's gradient for the block of channels that begins at `start`.
+#[inline(always)]
+fn block_gradient<T: Real>((gradient, data, start, extent): (&[T], &[T], usize, Extent)) -> Vec<T> {
     let Extent {
         height,
         width,
         channels,
         kernel,
     } = extent;
-    let (gradient, data): (&[T], &[T]) = (values(gradient), values(x));
-    let taps = kernel * kernel;
-    let blocks: Vec<Vec<T>> = (0..channels.div_ceil(LANES))
-        .into_par_iter()
-        .map(|block| {
-            let start = block * LANES;
-            let lanes = LANES.min(channels - start);
-            vectorised(|| {
-                let mut total = vec![T::ZERO; lanes * taps];
-                let images = gradient.chunks_exact(height * width * channels);
-                for (g, image) in images.zip(data.chunks_exact(height * width * channels)) {
-                    for y in 0..height {
-                        for (dy, sy) in extent.taps(y, height) {
-                            for dx in 0..kernel {
-                                let sums = row_products(
-                                    &g[y * width * channels + start..],
-                                    &image[sy * width * channels + start..],
-                                    Shift {
-                                        tap: dx,
-                                        extent,
-                                        lanes,
-                                    },
-                                );
-                                for (c, sum) in sums[..lanes].iter().enumerate() {
-                                    total[c * taps + dy * kernel + dx] += *sum;
-                                }
-                            }
-                        }
+    let (lanes, taps) = (LANES.min(channels - start), kernel * kernel);
+    let mut total = vec![T::ZERO; lanes * taps];
+    let images = gradient
+        .chunks_exact(extent.image())
+        .zip(data.chunks_exact(extent.image()));
+    for (g, image) in images {
+        for y in 0..height {
+            for (dy, sy) in extent.taps(y, height) {
+                for tap in 0..kernel {
+                    let (g, image) = (
+                        &g[y * width * channels + start..],
+                        &image[sy * width * channels + start..],
+                    );
+                    let sums = row_products(g, image, Shift { tap, extent, lanes });
+                    for (c, sum) in sums[..lanes].iter().enumerate() {
+                        total[c * taps + dy * kernel + tap] += *sum;
                     }
                 }
-                total
-            })
-        })
-        .collect();
-    flat(blocks.concat(), [channels, 1, kernel, kernel])
+            }
+        }
+    }
+    total
 }
 
 /// A horizontal tap over one block of channels.

@@ -1,31 +1,12 @@
 //! Losses over maps of one to four channels, channels first. Nothing of a map's size exists beside the gradient.
 
+use super::pixel::{Pixel, apply, total};
 use super::real::{Real, sigmoid_and_log};
-use super::{Flat, fill, flat, partial, values};
+use super::{Flat, flat, values};
 use crate::IGNORE;
 use crate::focal::Focal;
 use crate::overlap::{Dice, SoftBce};
 use burn::backend::TensorMetadata;
-
-/// Adds `f` over all pixels, in `f64` from piece to piece.
-fn total<T: Real>(count: usize, f: impl Fn(usize) -> T + Sync) -> f64 {
-    const LANES: usize = 16;
-    let parts = partial(count, 1, |range| {
-        let mut sums = [T::ZERO; LANES];
-        let whole = range.len() / LANES * LANES;
-        for block in (range.start..range.start + whole).step_by(LANES) {
-            for (lane, sum) in sums.iter_mut().enumerate() {
-                *sum += f(block + lane);
-            }
-        }
-        let rest = (range.start + whole..range.end)
-            .map(&f)
-            .map(Real::wide)
-            .sum::<f64>();
-        sums.into_iter().map(Real::wide).sum::<f64>() + rest
-    });
-    parts.into_iter().sum()
-}
 
 /// One value.
 fn scalar<T: Real>(value: f64) -> Flat {
@@ -37,51 +18,114 @@ fn upstream<T: Real>(gradient: &Flat) -> f64 {
     values::<T>(&gradient.to_contiguous())[0].wide()
 }
 
-/// A map of `f` over pixels, like `logits`.
-fn slopes<T: Real>(logits: &Flat, f: impl Fn(usize) -> T + Sync) -> Flat {
-    let shape = logits.shape();
-    let mut out = vec![T::ZERO; shape.num_elements()];
-    fill(&mut out, 1, |start, piece| {
-        for (i, out) in piece.iter_mut().enumerate() {
-            *out = f(start + i);
-        }
-    });
-    flat(out, shape)
+/// A sum over the pixels of a labelled map.
+fn labelled_sum<T: Real>(logits: &Flat, labels: &Flat, pixel: &impl Pixel<T, u8>) -> f64 {
+    let logits = logits.to_contiguous();
+    let data: &[T] = values(&logits);
+    total(
+        pixel,
+        data,
+        &labels.bytes()[..data.len()],
+        (T::ZERO, IGNORE),
+    )
 }
 
-/// `base^gamma` where gamma is nearly always 2.
-#[inline(always)]
-fn modulation<T: Real>(base: T, gamma: f64) -> T {
-    if gamma == 2.0 {
-        base * base
-    } else {
-        base.power(gamma)
+/// The gradient of a labelled map.
+fn labelled_map<T: Real>(logits: &Flat, labels: &Flat, pixel: &impl Pixel<T, u8>) -> Flat {
+    let logits = logits.to_contiguous();
+    let data: &[T] = values(&logits);
+    flat(
+        apply(pixel, data, &labels.bytes()[..data.len()]),
+        logits.shape(),
+    )
+}
+
+/// `SQUARE` is the common case of gamma = 2.
+struct FocalPixel<T, const SQUARE: bool> {
+    positive: T,
+    negative: T,
+    gamma: f64,
+    /// The factor of the gradient.
+    scale: T,
+}
+
+impl<T: Real, const SQUARE: bool> FocalPixel<T, SQUARE> {
+    fn new(focal: Focal, scale: f64) -> Self {
+        Self {
+            positive: T::real(focal.alpha),
+            negative: T::real(1.0 - focal.alpha),
+            gamma: focal.gamma,
+            scale: T::real(scale),
+        }
+    }
+
+    /// The logit turned so that the right class is positive, and its weight: 0 where ignored.
+    #[inline(always)]
+    fn oriented(&self, logit: T, label: u8) -> (T, T) {
+        let z = if label == 0 { -logit } else { logit };
+        let weight = if label == 0 {
+            self.negative
+        } else {
+            self.positive
+        };
+        // An ignored pixel may hold anything, even NaN.
+        (
+            if label == IGNORE { T::ZERO } else { z },
+            if label == IGNORE { T::ZERO } else { weight },
+        )
+    }
+
+    #[inline(always)]
+    fn modulation(&self, miss: T) -> T {
+        if SQUARE {
+            miss * miss
+        } else {
+            miss.power(self.gamma)
+        }
     }
 }
 
-/// The logit turned so that the right class is positive, and its weight: 0 where ignored.
-#[inline(always)]
-fn oriented<T: Real>(logit: T, label: u8, focal: &Focal) -> (T, T) {
-    let (positive, negative) = (T::real(focal.alpha), T::real(1.0 - focal.alpha));
-    let weight = if label == 0 { negative } else { positive };
-    let z = if label == 0 { -logit } else { logit };
-    if label == IGNORE {
-        (T::ZERO, T::ZERO)
-    } else {
-        (z, weight)
+struct FocalValue<T, const SQUARE: bool>(FocalPixel<T, SQUARE>);
+
+impl<T: Real, const SQUARE: bool> Pixel<T, u8> for FocalValue<T, SQUARE> {
+    #[inline(always)]
+    fn at(&self, x: T, label: u8) -> T {
+        let (z, weight) = self.0.oriented(x, label);
+        let (p, log) = sigmoid_and_log(z);
+        weight * self.0.modulation(T::ONE - p) * (log - z.lesser(T::ZERO))
+    }
+}
+
+struct FocalSlope<T, const SQUARE: bool>(FocalPixel<T, SQUARE>);
+
+impl<T: Real, const SQUARE: bool> Pixel<T, u8> for FocalSlope<T, SQUARE> {
+    #[inline(always)]
+    fn at(&self, x: T, label: u8) -> T {
+        let (z, weight) = self.0.oriented(x, label);
+        let (p, log) = sigmoid_and_log(z);
+        let (miss, entropy) = (T::ONE - p, log - z.lesser(T::ZERO));
+        let slope = weight
+            * self.0.modulation(miss)
+            * (T::real(self.0.gamma) * p * entropy + miss)
+            * self.0.scale;
+        if label == 0 { slope } else { -slope }
     }
 }
 
 pub(super) fn focal<T: Real>(logits: &Flat, labels: &Flat, focal: Focal) -> Flat {
-    let logits = logits.to_contiguous();
-    let data: &[T] = values(&logits);
-    let labels = &labels.bytes()[..data.len()];
-    let sum = total(data.len(), |i| {
-        let (z, weight) = oriented(data[i], labels[i], &focal);
-        let (p, log) = sigmoid_and_log(z);
-        let entropy = log - z.lesser(T::ZERO);
-        weight * modulation(T::ONE - p, focal.gamma) * entropy
-    });
+    let sum = if focal.gamma == 2.0 {
+        labelled_sum(
+            logits,
+            labels,
+            &FocalValue(FocalPixel::<T, true>::new(focal, 1.0)),
+        )
+    } else {
+        labelled_sum(
+            logits,
+            labels,
+            &FocalValue(FocalPixel::<T, false>::new(focal, 1.0)),
+        )
+    };
     scalar::<T>(sum / focal.divisor)
 }
 
@@ -91,47 +135,70 @@ pub(super) fn focal_backward<T: Real>(
     labels: &Flat,
     focal: Focal,
 ) -> Flat {
-    let logits = logits.to_contiguous();
-    let data: &[T] = values(&logits);
-    let labels = &labels.bytes()[..data.len()];
-    let scale = T::real(upstream::<T>(gradient) / focal.divisor);
-    let gamma = T::real(focal.gamma);
-    slopes(&logits, |i| {
-        let (z, weight) = oriented(data[i], labels[i], &focal);
-        let (p, log) = sigmoid_and_log(z);
-        let entropy = log - z.lesser(T::ZERO);
-        let miss = T::ONE - p;
-        let slope =
-            -(weight * modulation(miss, focal.gamma) * (gamma * p * entropy + miss)) * scale;
-        if labels[i] == 0 { -slope } else { slope }
-    })
+    let scale = upstream::<T>(gradient) / focal.divisor;
+    if focal.gamma == 2.0 {
+        labelled_map(
+            logits,
+            labels,
+            &FocalSlope(FocalPixel::<T, true>::new(focal, scale)),
+        )
+    } else {
+        labelled_map(
+            logits,
+            labels,
+            &FocalSlope(FocalPixel::<T, false>::new(focal, scale)),
+        )
+    }
 }
 
-/// Softened label and whether the pixel counts, as 1 or 0.
-#[inline(always)]
-fn softened<T: Real>(label: u8, softening: f64) -> (T, T) {
-    let target = if label == 0 {
-        T::real(softening)
-    } else {
-        T::real(1.0 - softening)
-    };
-    (target, if label == IGNORE { T::ZERO } else { T::ONE })
+/// Softened labels, and the factor of the gradient.
+struct Softened<T> {
+    negative: T,
+    positive: T,
+    scale: T,
+}
+
+impl<T: Real> Softened<T> {
+    fn new(bce: SoftBce, scale: f64) -> Self {
+        Self {
+            negative: T::real(bce.softening),
+            positive: T::real(1.0 - bce.softening),
+            scale: T::real(scale),
+        }
+    }
+
+    #[inline(always)]
+    fn target(&self, label: u8) -> T {
+        if label == 0 {
+            self.negative
+        } else {
+            self.positive
+        }
+    }
+}
+
+struct BceValue<T>(Softened<T>);
+
+impl<T: Real> Pixel<T, u8> for BceValue<T> {
+    #[inline(always)]
+    fn at(&self, x: T, label: u8) -> T {
+        let entropy = sigmoid_and_log(x).1 + x.greater(T::ZERO) - x * self.0.target(label);
+        if label == IGNORE { T::ZERO } else { entropy }
+    }
+}
+
+struct BceSlope<T>(Softened<T>);
+
+impl<T: Real> Pixel<T, u8> for BceSlope<T> {
+    #[inline(always)]
+    fn at(&self, x: T, label: u8) -> T {
+        let slope = (sigmoid_and_log(x).0 - self.0.target(label)) * self.0.scale;
+        if label == IGNORE { T::ZERO } else { slope }
+    }
 }
 
 pub(super) fn soft_bce<T: Real>(logits: &Flat, labels: &Flat, bce: SoftBce) -> Flat {
-    let logits = logits.to_contiguous();
-    let data: &[T] = values(&logits);
-    let labels = &labels.bytes()[..data.len()];
-    let sum = total(data.len(), |i| {
-        let (target, valid) = softened::<T>(labels[i], bce.softening);
-        let x = if labels[i] == IGNORE {
-            T::ZERO
-        } else {
-            data[i]
-        };
-        let (_, log) = sigmoid_and_log(x);
-        (log + x.greater(T::ZERO) - x * target) * valid
-    });
+    let sum = labelled_sum(logits, labels, &BceValue(Softened::<T>::new(bce, 1.0)));
     scalar::<T>(sum / bce.divisor)
 }
 
@@ -141,31 +208,37 @@ pub(super) fn soft_bce_backward<T: Real>(
     labels: &Flat,
     bce: SoftBce,
 ) -> Flat {
-    let logits = logits.to_contiguous();
-    let data: &[T] = values(&logits);
-    let labels = &labels.bytes()[..data.len()];
-    let scale = T::real(upstream::<T>(gradient) / bce.divisor);
-    slopes(&logits, |i| {
-        let (target, _) = softened::<T>(labels[i], bce.softening);
-        let slope = (sigmoid_and_log(data[i]).0 - target) * scale;
-        if labels[i] == IGNORE { T::ZERO } else { slope }
-    })
+    let scale = upstream::<T>(gradient) / bce.divisor;
+    labelled_map(logits, labels, &BceSlope(Softened::<T>::new(bce, scale)))
+}
+
+/// The probability of valid pixels times a factor for each label.
+struct Probability<T>([T; 2]);
+
+impl<T: Real> Pixel<T, u8> for Probability<T> {
+    #[inline(always)]
+    fn at(&self, x: T, label: u8) -> T {
+        let p = sigmoid_and_log(x).0 * if label == 0 { self.0[0] } else { self.0[1] };
+        if label == IGNORE { T::ZERO } else { p }
+    }
 }
 
 /// The sums of `p y` and of `p` over valid pixels.
 pub(super) fn dice_sums<T: Real>(logits: &Flat, labels: &Flat) -> Flat {
-    let logits = logits.to_contiguous();
-    let data: &[T] = values(&logits);
-    let labels = &labels.bytes()[..data.len()];
-    let p = |i: usize| {
-        if labels[i] == IGNORE {
-            T::ZERO
-        } else {
-            sigmoid_and_log(data[i]).0
-        }
-    };
-    let intersection = total(data.len(), |i| if labels[i] == 0 { T::ZERO } else { p(i) });
-    flat(vec![intersection, total(data.len(), p)], [2])
+    let sum =
+        |negative: f64| labelled_sum(logits, labels, &Probability([T::real(negative), T::ONE]));
+    flat(vec![sum(0.0), sum(1.0)], [2])
+}
+
+struct DiceSlope<T>([T; 2]);
+
+impl<T: Real> Pixel<T, u8> for DiceSlope<T> {
+    #[inline(always)]
+    fn at(&self, x: T, label: u8) -> T {
+        let p = sigmoid_and_log(x).0;
+        let slope = if label == 0 { self.0[0] } else { self.0[1] } * p * (T::ONE - p);
+        if label == IGNORE { T::ZERO } else { slope }
+    }
 }
 
 pub(super) fn dice_backward<T: Real>(
@@ -174,30 +247,45 @@ pub(super) fn dice_backward<T: Real>(
     labels: &Flat,
     dice: &Dice,
 ) -> Flat {
-    let logits = logits.to_contiguous();
-    let data: &[T] = values(&logits);
-    let labels = &labels.bytes()[..data.len()];
     let upstream = upstream::<T>(gradient);
-    let [negative, positive] = dice.slopes().map(|slope| T::real(slope * upstream));
-    slopes(&logits, |i| {
-        let p = sigmoid_and_log(data[i]).0;
-        let slope = if labels[i] == 0 { negative } else { positive } * p * (T::ONE - p);
-        if labels[i] == IGNORE { T::ZERO } else { slope }
-    })
+    labelled_map(
+        logits,
+        labels,
+        &DiceSlope(dice.slopes().map(|slope| T::real(slope * upstream))),
+    )
+}
+
+struct Distance;
+
+impl<T: Real> Pixel<T, T> for Distance {
+    #[inline(always)]
+    fn at(&self, x: T, target: T) -> T {
+        (x - target).magnitude()
+    }
+}
+
+/// The gradient of [`Distance`] times this factor.
+struct Direction<T>(T);
+
+impl<T: Real> Pixel<T, T> for Direction<T> {
+    #[inline(always)]
+    fn at(&self, x: T, target: T) -> T {
+        let up = if x > target { self.0 } else { T::ZERO };
+        if x < target { -self.0 } else { up }
+    }
 }
 
 pub(super) fn l1<T: Real>(x: &Flat, target: &Flat, divisor: f64) -> Flat {
     let (x, target) = (x.to_contiguous(), target.to_contiguous());
-    let (x, target): (&[T], &[T]) = (values(&x), values(&target));
-    scalar::<T>(total(x.len(), |i| (x[i] - target[i]).magnitude()) / divisor)
+    let sum = total::<T, T>(&Distance, values(&x), values(&target), (T::ZERO, T::ZERO));
+    scalar::<T>(sum / divisor)
 }
 
 pub(super) fn l1_backward<T: Real>(gradient: &Flat, x: &Flat, target: &Flat, divisor: f64) -> Flat {
     let (x, target) = (x.to_contiguous(), target.to_contiguous());
-    let (data, target): (&[T], &[T]) = (values(&x), values(&target));
-    let step = T::real(upstream::<T>(gradient) / divisor);
-    slopes(&x, |i| {
-        let up = if data[i] > target[i] { step } else { T::ZERO };
-        if data[i] < target[i] { -step } else { up }
-    })
+    let direction = Direction(T::real(upstream::<T>(gradient) / divisor));
+    flat(
+        apply::<T, T>(&direction, values(&x), values(&target)),
+        x.shape(),
+    )
 }

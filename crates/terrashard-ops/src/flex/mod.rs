@@ -13,6 +13,7 @@ mod elementwise;
 mod losses;
 mod matrix;
 mod norms;
+mod pixel;
 mod real;
 mod resize;
 mod unfold;
@@ -30,6 +31,7 @@ use burn::backend::{Flex, TensorMetadata};
 use burn::tensor::{DType, FloatDType, Int, Tensor, TensorData};
 use rayon::prelude::*;
 use real::Real;
+use std::ops::Range;
 
 /// A tensor of the backend.
 type Flat = FloatTensor<Flex>;
@@ -58,32 +60,41 @@ fn as_map(map: Flat) -> Flat {
     map.permute(&[0, 3, 1, 2])
 }
 
-/// Runs a closure compiled for the vector instructions of this machine.
-#[inline(always)]
-fn vectorised<R>(body: impl FnOnce() -> R) -> R {
-    pulp::Arch::new().dispatch(body)
+/// Calls `kernel` compiled for the vector instructions of this machine.
+///
+/// It has to be a function that is always inlined. A closure would not do: it is called from one place for each set of
+/// instructions, so the compiler keeps it apart, compiled for the oldest.
+fn vectorised<A, R>(arguments: A, kernel: impl FnOnce(A) -> R) -> R {
+    struct Call<A, K>(A, K);
+
+    impl<A, R, K: FnOnce(A) -> R> pulp::WithSimd for Call<A, K> {
+        type Output = R;
+
+        #[inline(always)]
+        fn with_simd<S: pulp::Simd>(self, _simd: S) -> R {
+            (self.1)(self.0)
+        }
+    }
+
+    pulp::Arch::new().dispatch(Call(arguments, kernel))
 }
 
 /// Fills `out` in pieces of `rows` rows of `width` values: `body` gets the first row's index and the piece.
 fn fill<T: Real>(out: &mut [T], width: usize, body: impl Fn(usize, &mut [T]) + Sync) {
     let rows = PIECE.div_ceil(width.max(1));
     if out.len() <= rows * width {
-        vectorised(|| body(0, out));
+        body(0, out);
     } else {
         let pieces = out.par_chunks_mut(rows * width).enumerate();
-        pieces.for_each(|(piece, chunk)| vectorised(|| body(piece * rows, chunk)));
+        pieces.for_each(|(piece, chunk)| body(piece * rows, chunk));
     }
 }
 
 /// Computes one partial result for each piece of `rows` rows of `width` values, in order.
-fn partial<R: Send>(
-    rows: usize,
-    width: usize,
-    body: impl Fn(std::ops::Range<usize>) -> R + Sync,
-) -> Vec<R> {
+fn partial<R: Send>(rows: usize, width: usize, body: impl Fn(Range<usize>) -> R + Sync) -> Vec<R> {
     let step = (4 * PIECE).div_ceil(width.max(1));
     let pieces = rows.div_ceil(step).max(1);
-    let piece = |i: usize| vectorised(|| body(i * step..rows.min((i + 1) * step)));
+    let piece = |i: usize| body(i * step..rows.min((i + 1) * step));
     if pieces == 1 {
         vec![piece(0)]
     } else {

@@ -58,15 +58,22 @@ pub(super) fn layer_norm<T: Real>(x: &Flat, weight: &Flat, bias: &Flat, epsilon:
     let (width, epsilon) = (weight.len(), T::real(epsilon));
     let mut out = vec![T::ZERO; data.len()];
     fill(&mut out, width, |first, piece| {
-        let rows = data[first * width..].chunks_exact(width);
-        for (out, row) in piece.chunks_exact_mut(width).zip(rows) {
-            let (mean, inverse) = moments(row, epsilon);
-            for (((out, x), w), b) in out.iter_mut().zip(row).zip(weight).zip(bias) {
-                *out = (*x - mean) * inverse * *w + *b;
-            }
-        }
+        let data = &data[first * width..][..piece.len()];
+        vectorised((piece, data, weight, bias, epsilon), normalise);
     });
     flat(out, x.shape())
+}
+
+/// Normalises rows: results, inputs, weight, bias, epsilon.
+#[inline(always)]
+fn normalise<T: Real>((out, data, weight, bias, epsilon): (&mut [T], &[T], &[T], &[T], T)) {
+    let width = weight.len();
+    for (out, row) in out.chunks_exact_mut(width).zip(data.chunks_exact(width)) {
+        let (mean, inverse) = moments(row, epsilon);
+        for (((out, x), w), b) in out.iter_mut().zip(row).zip(weight).zip(bias) {
+            *out = (*x - mean) * inverse * *w + *b;
+        }
+    }
 }
 
 pub(super) fn layer_norm_backward<T: Real>(
@@ -83,34 +90,14 @@ pub(super) fn layer_norm_backward<T: Real>(
     let (data, gradient, weight): (&[T], &[T], &[T]) =
         (values(&x), values(&gradient), values(&weight));
     let (width, epsilon) = (weight.len(), T::real(epsilon));
-    let (piece, count) = (PIECE.div_ceil(width) * width, T::real(width as f64));
+    let piece = PIECE.div_ceil(width) * width;
     let mut gx = vec![T::ZERO; data.len()];
     let inputs = data.par_chunks(piece).zip(gradient.par_chunks(piece));
     let parts = gx
         .par_chunks_mut(piece)
         .zip(inputs)
         .map(|(gx, (data, gradient))| {
-            vectorised(|| {
-                let (mut gw, mut gb) = (vec![T::ZERO; width], vec![T::ZERO; width]);
-                let rows = data.chunks_exact(width).zip(gradient.chunks_exact(width));
-                for (gx, (row, g)) in gx.chunks_exact_mut(width).zip(rows) {
-                    let (mean, inverse) = moments(row, epsilon);
-                    for ((((normal, x), g), gw), gb) in
-                        gx.iter_mut().zip(row).zip(g).zip(&mut gw).zip(&mut gb)
-                    {
-                        *normal = (*x - mean) * inverse;
-                        *gw += *g * *normal;
-                        *gb += *g;
-                    }
-                    let mean = sum3(g, weight, gx, |g, w, _| g * w) / count;
-                    let along = sum3(g, weight, gx, |g, w, normal| g * w * normal) / count;
-                    for ((gx, g), w) in gx.iter_mut().zip(g).zip(weight) {
-                        *gx = (*g * *w - mean - *gx * along) * inverse;
-                    }
-                }
-                gw.extend(gb);
-                gw
-            })
+            vectorised((gx, data, gradient, weight, epsilon), normalise_backward)
         });
     let sums = add_up(parts.collect());
     let (gw, gb) = sums.split_at(width);
@@ -119,6 +106,33 @@ pub(super) fn layer_norm_backward<T: Real>(
         Some(flat(gw.to_vec(), [width])),
         Some(flat(gb.to_vec(), [width])),
     ]
+}
+
+/// Fills the input's gradient and gives the rows' part of the weight's, then of the bias's.
+#[inline(always)]
+fn normalise_backward<T: Real>(
+    (gx, data, gradient, weight, epsilon): (&mut [T], &[T], &[T], &[T], T),
+) -> Vec<T> {
+    let width = weight.len();
+    let count = T::real(width as f64);
+    let mut sums = vec![T::ZERO; 2 * width];
+    let (gw, gb) = sums.split_at_mut(width);
+    let rows = data.chunks_exact(width).zip(gradient.chunks_exact(width));
+    for (gx, (row, g)) in gx.chunks_exact_mut(width).zip(rows) {
+        let (mean, inverse) = moments(row, epsilon);
+        let sums = gw.iter_mut().zip(gb.iter_mut());
+        for (((normal, x), g), (gw, gb)) in gx.iter_mut().zip(row).zip(g).zip(sums) {
+            *normal = (*x - mean) * inverse;
+            *gw += *g * *normal;
+            *gb += *g;
+        }
+        let mean = sum3(g, weight, gx, |g, w, _| g * w) / count;
+        let along = sum3(g, weight, gx, |g, w, normal| g * w * normal) / count;
+        for ((gx, g), w) in gx.iter_mut().zip(g).zip(weight) {
+            *gx = (*g * *w - mean - *gx * along) * inverse;
+        }
+    }
+    sums
 }
 
 /// Adds `f` of each row (written to a row of sums) over all rows, in `f64` from piece to piece.

@@ -4,7 +4,7 @@
 //! the result.
 
 use super::real::Real;
-use super::{Flat, add_up, as_map, channels_last, flat, matrix, values, vectorised};
+use super::{Flat, add_up, as_map, channels_last, flat, matrix, values};
 use crate::kernels::Kernels;
 use crate::upsample::{classes, fold_weight, fold_weight_backward};
 use burn::backend::ops::FloatTensorOps;
@@ -114,7 +114,7 @@ pub(super) fn forward<T: Real>(
         .into_par_iter()
         .map(|(image, y, rows)| {
             let image = &data[image * height * width * channels..][..height * width * channels];
-            let columns = vectorised(|| unfold_strip(image, y, rows, [height, width, channels]));
+            let columns = unfold_strip(image, y, rows, [height, width, channels]);
             let low = matrix::product(flat(columns, [rows * width, 9 * channels]), folded.clone());
             values::<T>(&matrix::add_row::<T>(low, &tiled(&bias, layout))).to_vec()
         })
@@ -234,7 +234,7 @@ fn gather<T: Real>(gradient: &Flat, layout: Layout) -> Vec<T> {
         height,
         width,
         outputs,
-        factor,
+        ..
     } = layout;
     let k = layout.classes();
     let mut low = vec![T::ZERO; images * height * width * k * k * outputs];
@@ -245,38 +245,44 @@ fn gather<T: Real>(gradient: &Flat, layout: Layout) -> Vec<T> {
         gradient.to_contiguous()
     };
     let g: &[T] = values(&gradient);
-    low.par_chunks_mut(width * k * k * outputs)
+    let (small, large) = (width * k * k * outputs, layout.large_row());
+    low.par_chunks_mut(small)
         .enumerate()
         .for_each(|(row, low)| {
-            let (image, y) = (row / height, row % height);
-            vectorised(|| {
-                if last {
-                    let lines =
-                        &g[row * layout.large_row() * outputs..][..layout.large_row() * outputs];
-                    for (within, line) in lines.chunks_exact(factor * width * outputs).enumerate() {
-                        let row_class = class_of(within, factor);
-                        for (pixels, low) in line
-                            .chunks_exact(factor * outputs)
-                            .zip(low.chunks_exact_mut(k * k * outputs))
-                        {
-                            let low = &mut low[row_class * k * outputs..][..k * outputs];
-                            for (within, pixel) in pixels.chunks_exact(outputs).enumerate() {
-                                let low = &mut low[class_of(within, factor) * outputs..][..outputs];
-                                low.iter_mut().zip(pixel).for_each(|(low, g)| *low += *g);
-                            }
-                        }
-                    }
-                } else {
-                    for output in 0..outputs {
-                        let plane = image * outputs + output;
-                        let lines =
-                            &g[(plane * height + y) * layout.large_row()..][..layout.large_row()];
-                        gather_plane(lines, low, layout, output);
-                    }
+            if last {
+                gather_row(&g[row * large * outputs..][..large * outputs], low, layout);
+            } else {
+                let (image, y) = (row / height, row % height);
+                for output in 0..outputs {
+                    let plane = image * outputs + output;
+                    let lines = &g[(plane * height + y) * large..][..large];
+                    gather_plane(lines, low, layout, output);
                 }
-            });
+            }
         });
     low
+}
+
+/// Adds the rows of one block row, channels last.
+fn gather_row<T: Real>(lines: &[T], low: &mut [T], layout: Layout) {
+    let Layout {
+        width,
+        outputs,
+        factor,
+        ..
+    } = layout;
+    let k = layout.classes();
+    for (within, line) in lines.chunks_exact(factor * width * outputs).enumerate() {
+        let row_class = class_of(within, factor);
+        let blocks = line.chunks_exact(factor * outputs);
+        for (pixels, low) in blocks.zip(low.chunks_exact_mut(k * k * outputs)) {
+            let low = &mut low[row_class * k * outputs..][..k * outputs];
+            for (within, pixel) in pixels.chunks_exact(outputs).enumerate() {
+                let low = &mut low[class_of(within, factor) * outputs..][..outputs];
+                low.iter_mut().zip(pixel).for_each(|(low, g)| *low += *g);
+            }
+        }
+    }
 }
 
 /// Adds the rows of one block row of one plane.
@@ -356,7 +362,7 @@ pub(super) fn backward<T: Real>(
             .into_par_iter()
             .map(|(image, y, rows)| {
                 let image = &data[image * height * width * depth..][..height * width * depth];
-                let columns = vectorised(|| unfold_strip(image, y, rows, [height, width, depth]));
+                let columns = unfold_strip(image, y, rows, [height, width, depth]);
                 let gx = matrix::product(flat(columns, [rows * width, 9 * depth]), turned.clone());
                 values::<T>(&gx).to_vec()
             })
@@ -372,8 +378,7 @@ pub(super) fn backward<T: Real>(
             .map(|(image, y, rows)| {
                 let pixels =
                     &data[image * height * width * channels..][..height * width * channels];
-                let columns =
-                    vectorised(|| unfold_strip(pixels, y, rows, [height, width, channels]));
+                let columns = unfold_strip(pixels, y, rows, [height, width, channels]);
                 let columns = flat(columns, [rows * width, 9 * channels]);
                 let low = rows_of_low.narrow(0, (image * height + y) * width, rows * width);
                 values::<T>(&matrix::product(columns.transpose(0, 1), low)).to_vec()
