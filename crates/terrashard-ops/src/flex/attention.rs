@@ -1,7 +1,7 @@
 //! Attention of queries to keys and values that stand side by side, head by head.
 
 use super::real::Real;
-use super::{Flat, flat, matrix, values, vectorised};
+use super::{Flat, Kernel, flat, matrix, values, vectorised};
 use burn::backend::TensorMetadata;
 use rayon::prelude::*;
 
@@ -57,36 +57,60 @@ impl Heads {
     /// The probabilities of one head.
     fn probabilities<T: Real>(self, q: Flat, k: Flat) -> Flat {
         let mut scores = matrix::product(q, k.transpose(0, 1));
-        vectorised(
-            (scores.storage_mut::<T>(), self.keys, self.scale::<T>()),
-            softmax,
-        );
+        let scale = self.scale();
+        vectorised(Softmax {
+            scores: scores.storage_mut::<T>(),
+            keys: self.keys,
+            scale,
+        });
         scores
     }
 }
 
 /// Softmax of each row of `scale` times the scores, in place.
-#[inline(always)]
-fn softmax<T: Real>((scores, keys, scale): (&mut [T], usize, T)) {
-    for row in scores.chunks_exact_mut(keys) {
-        let top = row.iter().fold(row[0], |top, x| x.greater(top));
-        for x in row.iter_mut() {
-            *x = ((*x - top) * scale).exponential();
-        }
-        let total: T = row.iter().copied().sum();
-        for x in row.iter_mut() {
-            *x = *x / total;
+struct Softmax<'a, T> {
+    scores: &'a mut [T],
+    keys: usize,
+    scale: T,
+}
+
+impl<T: Real> Kernel for Softmax<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        for row in self.scores.chunks_exact_mut(self.keys) {
+            let top = row.iter().fold(row[0], |top, x| x.greater(top));
+            for x in row.iter_mut() {
+                *x = ((*x - top) * self.scale).exponential();
+            }
+            let total: T = row.iter().copied().sum();
+            for x in row.iter_mut() {
+                *x = *x / total;
+            }
         }
     }
 }
 
 /// The gradient of the scores from that of the probabilities `p`, in place.
-#[inline(always)]
-fn softmax_slope<T: Real>((gradient, p, keys, scale): (&mut [T], &[T], usize, T)) {
-    for (gradient, p) in gradient.chunks_exact_mut(keys).zip(p.chunks_exact(keys)) {
-        let along: T = gradient.iter().zip(p).map(|(g, p)| *g * *p).sum();
-        for (g, p) in gradient.iter_mut().zip(p) {
-            *g = (*g - along) * *p * scale;
+struct SoftmaxSlope<'a, T> {
+    gradient: &'a mut [T],
+    p: &'a [T],
+    keys: usize,
+    scale: T,
+}
+
+impl<T: Real> Kernel for SoftmaxSlope<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let rows = self.gradient.chunks_exact_mut(self.keys);
+        for (gradient, p) in rows.zip(self.p.chunks_exact(self.keys)) {
+            let along: T = gradient.iter().zip(p).map(|(g, p)| *g * *p).sum();
+            for (g, p) in gradient.iter_mut().zip(p) {
+                *g = (*g - along) * *p * self.scale;
+            }
         }
     }
 }
@@ -139,15 +163,13 @@ pub(super) fn backward<T: Real>(
         let p = size.probabilities::<T>(q.clone(), k.clone());
         let gv = matrix::product(p.transpose(0, 1), g.clone());
         let mut gs = matrix::product(g, v.transpose(0, 1));
-        vectorised(
-            (
-                gs.storage_mut::<T>(),
-                values(&p),
-                size.keys,
-                size.scale::<T>(),
-            ),
-            softmax_slope,
-        );
+        let scale = size.scale();
+        vectorised(SoftmaxSlope {
+            gradient: gs.storage_mut::<T>(),
+            p: values(&p),
+            keys: size.keys,
+            scale,
+        });
         (
             matrix::product(gs.clone(), k),
             matrix::product(gs.transpose(0, 1), q),

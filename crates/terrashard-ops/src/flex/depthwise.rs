@@ -1,7 +1,7 @@
 //! Depthwise convolutions of stride 1 that keep the size, channels last.
 
 use super::real::Real;
-use super::{Flat, as_map, channels_last, flat, matrix, values, vectorised};
+use super::{Flat, Kernel, as_map, channels_last, flat, matrix, values, vectorised};
 use burn::backend::TensorMetadata;
 use rayon::prelude::*;
 
@@ -79,47 +79,55 @@ fn convolve<T: Real>(x: &Flat, weight: &[T], bias: Option<&[T]>, extent: Extent)
         .enumerate();
     rows.for_each(|(row, out)| {
         let image = &data[row / extent.height * extent.image()..][..extent.image()];
-        vectorised(
-            (out, image, weight, bias, row % extent.height, extent),
-            convolve_row,
-        );
+        vectorised(Row {
+            out,
+            image,
+            weight,
+            bias,
+            y: row % extent.height,
+            extent,
+        });
     });
     as_map(flat(out, x.shape()))
 }
 
-/// One row of a convolution: its values, the image, the weight, the bias, the row's index.
-type RowOf<'a, T> = (
-    &'a mut [T],
-    &'a [T],
-    &'a [T],
-    Option<&'a [T]>,
-    usize,
-    Extent,
-);
+/// One row of a convolution.
+struct Row<'a, T> {
+    out: &'a mut [T],
+    image: &'a [T],
+    weight: &'a [T],
+    bias: Option<&'a [T]>,
+    y: usize,
+    extent: Extent,
+}
 
-#[inline(always)]
-fn convolve_row<T: Real>((out, image, weight, bias, y, extent): RowOf<'_, T>) {
-    let Extent {
-        height,
-        width,
-        channels,
-        kernel,
-    } = extent;
-    for start in (0..channels).step_by(LANES) {
-        let lanes = LANES.min(channels - start);
-        for (x, out) in out.chunks_exact_mut(channels).enumerate() {
-            let mut sums = [T::ZERO; LANES];
-            if let Some(bias) = bias {
-                sums[..lanes].copy_from_slice(&bias[start..start + lanes]);
-            }
-            for (dy, sy) in extent.taps(y, height) {
-                for (dx, sx) in extent.taps(x, width) {
-                    let weight = &weight[(dy * kernel + dx) * channels + start..];
-                    let pixel = &image[(sy * width + sx) * channels + start..];
-                    multiply_add(&mut sums, weight, pixel, lanes);
+impl<T: Real> Kernel for Row<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Extent {
+            height,
+            width,
+            channels,
+            kernel,
+        } = self.extent;
+        for start in (0..channels).step_by(LANES) {
+            let lanes = LANES.min(channels - start);
+            for (x, out) in self.out.chunks_exact_mut(channels).enumerate() {
+                let mut sums = [T::ZERO; LANES];
+                if let Some(bias) = self.bias {
+                    sums[..lanes].copy_from_slice(&bias[start..start + lanes]);
                 }
+                for (dy, sy) in self.extent.taps(self.y, height) {
+                    for (dx, sx) in self.extent.taps(x, width) {
+                        let weight = &self.weight[(dy * kernel + dx) * channels + start..];
+                        let pixel = &self.image[(sy * width + sx) * channels + start..];
+                        multiply_add(&mut sums, weight, pixel, lanes);
+                    }
+                }
+                out[start..start + lanes].copy_from_slice(&sums[..lanes]);
             }
-            out[start..start + lanes].copy_from_slice(&sums[..lanes]);
         }
     }
 }
@@ -162,9 +170,16 @@ pub(super) fn backward<T: Real>(
 /// `[C, 1, k, k]`: each channel block by itself, row by row.
 fn weight_gradient<T: Real>(gradient: &Flat, x: &Flat, extent: Extent) -> Flat {
     let (gradient, data): (&[T], &[T]) = (values(gradient), values(x));
-    let blocks = (0..extent.channels.div_ceil(LANES)).into_par_iter();
-    let blocks: Vec<Vec<T>> = blocks
-        .map(|block| vectorised((gradient, data, block * LANES, extent), block_gradient))
+    let blocks: Vec<Vec<T>> = (0..extent.channels.div_ceil(LANES))
+        .into_par_iter()
+        .map(|block| {
+            vectorised(Block {
+                gradient,
+                data,
+                start: block * LANES,
+                extent,
+            })
+        })
         .collect();
     flat(
         blocks.concat(),
@@ -173,36 +188,47 @@ fn weight_gradient<T: Real>(gradient: &Flat, x: &Flat, extent: Extent) -> Flat {
 }
 
 /// The weight's gradient for the block of channels that begins at `start`.
-#[inline(always)]
-fn block_gradient<T: Real>((gradient, data, start, extent): (&[T], &[T], usize, Extent)) -> Vec<T> {
-    let Extent {
-        height,
-        width,
-        channels,
-        kernel,
-    } = extent;
-    let (lanes, taps) = (LANES.min(channels - start), kernel * kernel);
-    let mut total = vec![T::ZERO; lanes * taps];
-    let images = gradient
-        .chunks_exact(extent.image())
-        .zip(data.chunks_exact(extent.image()));
-    for (g, image) in images {
-        for y in 0..height {
-            for (dy, sy) in extent.taps(y, height) {
-                for tap in 0..kernel {
-                    let (g, image) = (
-                        &g[y * width * channels + start..],
-                        &image[sy * width * channels + start..],
-                    );
-                    let sums = row_products(g, image, Shift { tap, extent, lanes });
-                    for (c, sum) in sums[..lanes].iter().enumerate() {
-                        total[c * taps + dy * kernel + tap] += *sum;
+struct Block<'a, T> {
+    gradient: &'a [T],
+    data: &'a [T],
+    start: usize,
+    extent: Extent,
+}
+
+impl<T: Real> Kernel for Block<'_, T> {
+    type Output = Vec<T>;
+
+    #[inline(always)]
+    fn run(self) -> Vec<T> {
+        let Self { start, extent, .. } = self;
+        let Extent {
+            height,
+            width,
+            channels,
+            kernel,
+        } = extent;
+        let (lanes, taps) = (LANES.min(channels - start), kernel * kernel);
+        let mut total = vec![T::ZERO; lanes * taps];
+        let images = self
+            .gradient
+            .chunks_exact(extent.image())
+            .zip(self.data.chunks_exact(extent.image()));
+        for (g, image) in images {
+            for y in 0..height {
+                for (dy, sy) in extent.taps(y, height) {
+                    for tap in 0..kernel {
+                        let g = &g[y * width * channels + start..];
+                        let image = &image[sy * width * channels + start..];
+                        let sums = row_products(g, image, Shift { tap, extent, lanes });
+                        for (c, sum) in sums[..lanes].iter().enumerate() {
+                            total[c * taps + dy * kernel + tap] += *sum;
+                        }
                     }
                 }
             }
         }
+        total
     }
-    total
 }
 
 /// A horizontal tap over one block of channels.

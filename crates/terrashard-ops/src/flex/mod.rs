@@ -60,23 +60,30 @@ fn as_map(map: Flat) -> Flat {
     map.permute(&[0, 3, 1, 2])
 }
 
-/// Calls `kernel` compiled for the vector instructions of this machine.
+/// An inner loop with its arguments.
 ///
-/// It has to be a function that is always inlined. A closure would not do: it is called from one place for each set of
-/// instructions, so the compiler keeps it apart, compiled for the oldest.
-fn vectorised<A, R>(arguments: A, kernel: impl FnOnce(A) -> R) -> R {
-    struct Call<A, K>(A, K);
+/// `run` is always inlined. A closure or a function passed as a value would not do: it is called from one place for each set of
+/// instructions, so the compiler keeps it apart, compiled for the oldest set.
+trait Kernel {
+    type Output;
 
-    impl<A, R, K: FnOnce(A) -> R> pulp::WithSimd for Call<A, K> {
-        type Output = R;
+    fn run(self) -> Self::Output;
+}
+
+/// Runs a kernel compiled for the vector instructions of this machine.
+fn vectorised<K: Kernel>(kernel: K) -> K::Output {
+    struct Call<K>(K);
+
+    impl<K: Kernel> pulp::WithSimd for Call<K> {
+        type Output = K::Output;
 
         #[inline(always)]
-        fn with_simd<S: pulp::Simd>(self, _simd: S) -> R {
-            (self.1)(self.0)
+        fn with_simd<S: pulp::Simd>(self, _simd: S) -> K::Output {
+            self.0.run()
         }
     }
 
-    pulp::Arch::new().dispatch(Call(arguments, kernel))
+    pulp::Arch::new().dispatch(Call(kernel))
 }
 
 /// Fills `out` in pieces of `rows` rows of `width` values: `body` gets the first row's index and the piece.

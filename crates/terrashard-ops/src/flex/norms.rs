@@ -1,7 +1,9 @@
 //! Layer and batch normalisation.
 
 use super::real::Real;
-use super::{Flat, PIECE, add_up, as_map, channels_last, fill, flat, partial, values, vectorised};
+use super::{
+    Flat, Kernel, PIECE, add_up, as_map, channels_last, fill, flat, partial, values, vectorised,
+};
 use crate::batch_norm::BatchStatistics;
 use burn::backend::TensorMetadata;
 use rayon::prelude::*;
@@ -59,19 +61,38 @@ pub(super) fn layer_norm<T: Real>(x: &Flat, weight: &Flat, bias: &Flat, epsilon:
     let mut out = vec![T::ZERO; data.len()];
     fill(&mut out, width, |first, piece| {
         let data = &data[first * width..][..piece.len()];
-        vectorised((piece, data, weight, bias, epsilon), normalise);
+        vectorised(Rows {
+            out: piece,
+            data,
+            weight,
+            bias,
+            epsilon,
+        });
     });
     flat(out, x.shape())
 }
 
-/// Normalises rows: results, inputs, weight, bias, epsilon.
-#[inline(always)]
-fn normalise<T: Real>((out, data, weight, bias, epsilon): (&mut [T], &[T], &[T], &[T], T)) {
-    let width = weight.len();
-    for (out, row) in out.chunks_exact_mut(width).zip(data.chunks_exact(width)) {
-        let (mean, inverse) = moments(row, epsilon);
-        for (((out, x), w), b) in out.iter_mut().zip(row).zip(weight).zip(bias) {
-            *out = (*x - mean) * inverse * *w + *b;
+/// Rows to normalise.
+struct Rows<'a, T> {
+    out: &'a mut [T],
+    data: &'a [T],
+    weight: &'a [T],
+    bias: &'a [T],
+    epsilon: T,
+}
+
+impl<T: Real> Kernel for Rows<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let width = self.weight.len();
+        let rows = self.data.chunks_exact(width);
+        for (out, row) in self.out.chunks_exact_mut(width).zip(rows) {
+            let (mean, inverse) = moments(row, self.epsilon);
+            for (((out, x), w), b) in out.iter_mut().zip(row).zip(self.weight).zip(self.bias) {
+                *out = (*x - mean) * inverse * *w + *b;
+            }
         }
     }
 }
@@ -97,7 +118,13 @@ pub(super) fn layer_norm_backward<T: Real>(
         .par_chunks_mut(piece)
         .zip(inputs)
         .map(|(gx, (data, gradient))| {
-            vectorised((gx, data, gradient, weight, epsilon), normalise_backward)
+            vectorised(RowsBackward {
+                gx,
+                data,
+                gradient,
+                weight,
+                epsilon,
+            })
         });
     let sums = add_up(parts.collect());
     let (gw, gb) = sums.split_at(width);
@@ -108,31 +135,44 @@ pub(super) fn layer_norm_backward<T: Real>(
     ]
 }
 
-/// Fills the input's gradient and gives the rows' part of the weight's, then of the bias's.
-#[inline(always)]
-fn normalise_backward<T: Real>(
-    (gx, data, gradient, weight, epsilon): (&mut [T], &[T], &[T], &[T], T),
-) -> Vec<T> {
-    let width = weight.len();
-    let count = T::real(width as f64);
-    let mut sums = vec![T::ZERO; 2 * width];
-    let (gw, gb) = sums.split_at_mut(width);
-    let rows = data.chunks_exact(width).zip(gradient.chunks_exact(width));
-    for (gx, (row, g)) in gx.chunks_exact_mut(width).zip(rows) {
-        let (mean, inverse) = moments(row, epsilon);
-        let sums = gw.iter_mut().zip(gb.iter_mut());
-        for (((normal, x), g), (gw, gb)) in gx.iter_mut().zip(row).zip(g).zip(sums) {
-            *normal = (*x - mean) * inverse;
-            *gw += *g * *normal;
-            *gb += *g;
+/// Rows whose gradient to take: fills that of the input and gives the rows' part of the weight's, then of the bias's.
+struct RowsBackward<'a, T> {
+    gx: &'a mut [T],
+    data: &'a [T],
+    gradient: &'a [T],
+    weight: &'a [T],
+    epsilon: T,
+}
+
+impl<T: Real> Kernel for RowsBackward<'_, T> {
+    type Output = Vec<T>;
+
+    #[inline(always)]
+    fn run(self) -> Vec<T> {
+        let (weight, width) = (self.weight, self.weight.len());
+        let count = T::real(width as f64);
+        let mut sums = vec![T::ZERO; 2 * width];
+        let (gw, gb) = sums.split_at_mut(width);
+        let rows = self
+            .data
+            .chunks_exact(width)
+            .zip(self.gradient.chunks_exact(width));
+        for (gx, (row, g)) in self.gx.chunks_exact_mut(width).zip(rows) {
+            let (mean, inverse) = moments(row, self.epsilon);
+            let sums = gw.iter_mut().zip(gb.iter_mut());
+            for (((normal, x), g), (gw, gb)) in gx.iter_mut().zip(row).zip(g).zip(sums) {
+                *normal = (*x - mean) * inverse;
+                *gw += *g * *normal;
+                *gb += *g;
+            }
+            let mean = sum3(g, weight, gx, |g, w, _| g * w) / count;
+            let along = sum3(g, weight, gx, |g, w, normal| g * w * normal) / count;
+            for ((gx, g), w) in gx.iter_mut().zip(g).zip(weight) {
+                *gx = (*g * *w - mean - *gx * along) * inverse;
+            }
         }
-        let mean = sum3(g, weight, gx, |g, w, _| g * w) / count;
-        let along = sum3(g, weight, gx, |g, w, normal| g * w * normal) / count;
-        for ((gx, g), w) in gx.iter_mut().zip(g).zip(weight) {
-            *gx = (*g * *w - mean - *gx * along) * inverse;
-        }
+        sums
     }
-    sums
 }
 
 /// Adds `f` of each row (written to a row of sums) over all rows, in `f64` from piece to piece.

@@ -1,7 +1,7 @@
 //! Functions of single values, applied to whole tensors or added up over them.
 
 use super::real::Real;
-use super::{fill, partial, vectorised};
+use super::{Kernel, fill, partial, vectorised};
 
 /// A function of a value and what stands beside it: a label, a target, a gradient.
 pub(super) trait Pixel<T, U>: Sync {
@@ -19,22 +19,33 @@ pub(super) fn apply<T: Real, U: Copy + Sync>(
     beside: &[U],
 ) -> Vec<T> {
     let mut out = vec![T::ZERO; x.len()];
-    fill(&mut out, 1, |start, piece| {
-        let range = start..start + piece.len();
-        vectorised(
-            (pixel, piece, &x[range.clone()], &beside[range]),
-            apply_piece,
-        );
+    fill(&mut out, 1, |start, out| {
+        let range = start..start + out.len();
+        vectorised(Apply {
+            pixel,
+            out,
+            x: &x[range.clone()],
+            beside: &beside[range],
+        });
     });
     out
 }
 
-#[inline(always)]
-fn apply_piece<T: Real, U: Copy>(
-    (pixel, out, x, beside): (&impl Pixel<T, U>, &mut [T], &[T], &[U]),
-) {
-    for ((out, x), beside) in out.iter_mut().zip(x).zip(beside) {
-        *out = pixel.at(*x, *beside);
+struct Apply<'a, P, T, U> {
+    pixel: &'a P,
+    out: &'a mut [T],
+    x: &'a [T],
+    beside: &'a [U],
+}
+
+impl<P: Pixel<T, U>, T: Real, U: Copy> Kernel for Apply<'_, P, T, U> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        for ((out, x), beside) in self.out.iter_mut().zip(self.x).zip(self.beside) {
+            *out = self.pixel.at(*x, *beside);
+        }
     }
 }
 
@@ -46,29 +57,40 @@ pub(super) fn total<T: Real, U: Copy + Sync>(
     neutral: (T, U),
 ) -> f64 {
     let parts = partial(x.len(), 1, |range| {
-        vectorised(
-            (pixel, &x[range.clone()], &beside[range], neutral),
-            total_piece,
-        )
+        vectorised(Total {
+            pixel,
+            x: &x[range.clone()],
+            beside: &beside[range],
+            neutral,
+        })
     });
     parts.into_iter().sum()
 }
 
-#[inline(always)]
-fn total_piece<T: Real, U: Copy>(
-    (pixel, x, beside, neutral): (&impl Pixel<T, U>, &[T], &[U], (T, U)),
-) -> f64 {
-    let mut sums = [T::ZERO; LANES];
-    let ((x, x_rest), (beside, beside_rest)) =
-        (x.as_chunks::<LANES>(), beside.as_chunks::<LANES>());
-    for (x, beside) in x.iter().zip(beside) {
-        add(pixel, &mut sums, x, beside);
+struct Total<'a, P, T, U> {
+    pixel: &'a P,
+    x: &'a [T],
+    beside: &'a [U],
+    neutral: (T, U),
+}
+
+impl<P: Pixel<T, U>, T: Real, U: Copy> Kernel for Total<'_, P, T, U> {
+    type Output = f64;
+
+    #[inline(always)]
+    fn run(self) -> f64 {
+        let mut sums = [T::ZERO; LANES];
+        let (x, x_rest) = self.x.as_chunks::<LANES>();
+        let (beside, beside_rest) = self.beside.as_chunks::<LANES>();
+        for (x, beside) in x.iter().zip(beside) {
+            add(self.pixel, &mut sums, x, beside);
+        }
+        let (mut x, mut beside) = ([self.neutral.0; LANES], [self.neutral.1; LANES]);
+        x[..x_rest.len()].copy_from_slice(x_rest);
+        beside[..beside_rest.len()].copy_from_slice(beside_rest);
+        add(self.pixel, &mut sums, &x, &beside);
+        sums.into_iter().map(Real::wide).sum()
     }
-    let (mut x, mut beside) = ([neutral.0; LANES], [neutral.1; LANES]);
-    x[..x_rest.len()].copy_from_slice(x_rest);
-    beside[..beside_rest.len()].copy_from_slice(beside_rest);
-    add(pixel, &mut sums, &x, &beside);
-    sums.into_iter().map(Real::wide).sum()
 }
 
 #[inline(always)]
