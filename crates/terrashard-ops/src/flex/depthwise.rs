@@ -1,7 +1,7 @@
 //! Depthwise convolutions of stride 1 that keep the size, channels last.
 
 use super::real::Real;
-use super::{Flat, Kernel, as_map, channels_last, flat, matrix, values, vectorised};
+use super::{Flat, Kernel, as_map, channels_last, flat, matrix, narrowed, values, vectorised};
 use burn::backend::TensorMetadata;
 use rayon::prelude::*;
 
@@ -170,7 +170,7 @@ pub(super) fn backward<T: Real>(
 /// `[C, 1, k, k]`: each channel block by itself, row by row.
 fn weight_gradient<T: Real>(gradient: &Flat, x: &Flat, extent: Extent) -> Flat {
     let (gradient, data): (&[T], &[T]) = (values(gradient), values(x));
-    let blocks: Vec<Vec<T>> = (0..extent.channels.div_ceil(LANES))
+    let blocks: Vec<Vec<f64>> = (0..extent.channels.div_ceil(LANES))
         .into_par_iter()
         .map(|block| {
             vectorised(Block {
@@ -182,7 +182,7 @@ fn weight_gradient<T: Real>(gradient: &Flat, x: &Flat, extent: Extent) -> Flat {
         })
         .collect();
     flat(
-        blocks.concat(),
+        narrowed::<T>(&blocks.concat()),
         [extent.channels, 1, extent.kernel, extent.kernel],
     )
 }
@@ -196,10 +196,10 @@ struct Block<'a, T> {
 }
 
 impl<T: Real> Kernel for Block<'_, T> {
-    type Output = Vec<T>;
+    type Output = Vec<f64>;
 
     #[inline(always)]
-    fn run(self) -> Vec<T> {
+    fn run(self) -> Vec<f64> {
         let Self { start, extent, .. } = self;
         let Extent {
             height,
@@ -208,7 +208,7 @@ impl<T: Real> Kernel for Block<'_, T> {
             kernel,
         } = extent;
         let (lanes, taps) = (LANES.min(channels - start), kernel * kernel);
-        let mut total = vec![T::ZERO; lanes * taps];
+        let mut total = vec![0.0; lanes * taps];
         let images = self
             .gradient
             .chunks_exact(extent.image())
@@ -221,7 +221,7 @@ impl<T: Real> Kernel for Block<'_, T> {
                         let image = &image[sy * width * channels + start..];
                         let sums = row_products(g, image, Shift { tap, extent, lanes });
                         for (c, sum) in sums[..lanes].iter().enumerate() {
-                            total[c * taps + dy * kernel + tap] += *sum;
+                            total[c * taps + dy * kernel + tap] += sum.wide();
                         }
                     }
                 }

@@ -1,7 +1,7 @@
 //! Matrix products and what goes with them: linear layers and single-pixel convolutions.
 
 use super::real::Real;
-use super::{Flat, add_up, fill, flat, partial, values};
+use super::{Flat, add_up, fill, flat, narrowed, partial, sum_rows, values};
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Flex, TensorMetadata};
 
@@ -36,16 +36,14 @@ pub(super) fn add_row<T: Real>(mut matrix: Flat, row: &Flat) -> Flat {
 pub(super) fn column_sums<T: Real>(matrix: &Flat) -> Flat {
     let [count, width] = [0, 1].map(|i| matrix.shape()[i]);
     let data: &[T] = values(matrix);
-    let parts = partial(count, width, |range| {
-        let mut sums = vec![T::ZERO; width];
-        for row in data[range.start * width..range.end * width].chunks_exact(width) {
-            for (sum, value) in sums.iter_mut().zip(row) {
+    let parts = partial(count, width, |rows| {
+        sum_rows::<T>(rows, width, |sums, row| {
+            for (sum, value) in sums.iter_mut().zip(&data[row * width..][..width]) {
                 *sum += *value;
             }
-        }
-        sums
+        })
     });
-    flat(add_up(parts), [width])
+    flat(narrowed::<T>(&add_up(parts)), [width])
 }
 
 pub(super) fn linear<T: Real>(x: &Flat, weight: &Flat, bias: &Flat) -> Flat {

@@ -109,6 +109,34 @@ fn partial<R: Send>(rows: usize, width: usize, body: impl Fn(Range<usize>) -> R 
     }
 }
 
+/// Rows that are added up in their own type before the sum goes to `f64`: adding many values one by one costs digits.
+const BLOCK: usize = 32;
+
+/// Adds up rows in blocks: `add` adds one row to the sums of its block.
+fn sum_rows<T: Real>(rows: Range<usize>, sums: usize, add: impl Fn(&mut [T], usize)) -> Vec<f64> {
+    let mut total = vec![0.0; sums];
+    let mut block = vec![T::ZERO; sums];
+    for start in rows.clone().step_by(BLOCK) {
+        block.fill(T::ZERO);
+        (start..rows.end.min(start + BLOCK)).for_each(|row| add(&mut block, row));
+        widen(&mut total, &block);
+    }
+    total
+}
+
+/// Adds the sums of a block to the total.
+#[inline(always)]
+fn widen<T: Real>(total: &mut [f64], block: &[T]) {
+    for (total, sum) in total.iter_mut().zip(block) {
+        *total += sum.wide();
+    }
+}
+
+/// Values in the narrower type.
+fn narrowed<T: Real>(values: &[f64]) -> Vec<T> {
+    values.iter().map(|value| T::real(*value)).collect()
+}
+
 /// The sums of each column of partial results.
 fn add_up<T: Real>(parts: Vec<Vec<T>>) -> Vec<T> {
     let mut parts = parts.into_iter();

@@ -2,7 +2,8 @@
 
 use super::real::Real;
 use super::{
-    Flat, Kernel, PIECE, add_up, as_map, channels_last, fill, flat, partial, values, vectorised,
+    BLOCK, Flat, Kernel, PIECE, add_up, as_map, channels_last, fill, flat, narrowed, partial,
+    sum_rows, values, vectorised, widen,
 };
 use crate::batch_norm::BatchStatistics;
 use burn::backend::TensorMetadata;
@@ -130,8 +131,8 @@ pub(super) fn layer_norm_backward<T: Real>(
     let (gw, gb) = sums.split_at(width);
     vec![
         Some(flat(gx, x.shape())),
-        Some(flat(gw.to_vec(), [width])),
-        Some(flat(gb.to_vec(), [width])),
+        Some(flat(narrowed::<T>(gw), [width])),
+        Some(flat(narrowed::<T>(gb), [width])),
     ]
 }
 
@@ -145,37 +146,40 @@ struct RowsBackward<'a, T> {
 }
 
 impl<T: Real> Kernel for RowsBackward<'_, T> {
-    type Output = Vec<T>;
+    type Output = Vec<f64>;
 
     #[inline(always)]
-    fn run(self) -> Vec<T> {
+    fn run(self) -> Vec<f64> {
         let (weight, width) = (self.weight, self.weight.len());
-        let count = T::real(width as f64);
+        let (count, block) = (T::real(width as f64), BLOCK * width);
+        let mut total = vec![0.0; 2 * width];
         let mut sums = vec![T::ZERO; 2 * width];
-        let (gw, gb) = sums.split_at_mut(width);
-        let rows = self
-            .data
-            .chunks_exact(width)
-            .zip(self.gradient.chunks_exact(width));
-        for (gx, (row, g)) in self.gx.chunks_exact_mut(width).zip(rows) {
-            let (mean, inverse) = moments(row, self.epsilon);
-            let sums = gw.iter_mut().zip(gb.iter_mut());
-            for (((normal, x), g), (gw, gb)) in gx.iter_mut().zip(row).zip(g).zip(sums) {
-                *normal = (*x - mean) * inverse;
-                *gw += *g * *normal;
-                *gb += *g;
+        let inputs = self.data.chunks(block).zip(self.gradient.chunks(block));
+        for (gx, (data, gradient)) in self.gx.chunks_mut(block).zip(inputs) {
+            sums.fill(T::ZERO);
+            let (gw, gb) = sums.split_at_mut(width);
+            let rows = data.chunks_exact(width).zip(gradient.chunks_exact(width));
+            for (gx, (row, g)) in gx.chunks_exact_mut(width).zip(rows) {
+                let (mean, inverse) = moments(row, self.epsilon);
+                let sums = gw.iter_mut().zip(gb.iter_mut());
+                for (((normal, x), g), (gw, gb)) in gx.iter_mut().zip(row).zip(g).zip(sums) {
+                    *normal = (*x - mean) * inverse;
+                    *gw += *g * *normal;
+                    *gb += *g;
+                }
+                let mean = sum3(g, weight, gx, |g, w, _| g * w) / count;
+                let along = sum3(g, weight, gx, |g, w, normal| g * w * normal) / count;
+                for ((gx, g), w) in gx.iter_mut().zip(g).zip(weight) {
+                    *gx = (*g * *w - mean - *gx * along) * inverse;
+                }
             }
-            let mean = sum3(g, weight, gx, |g, w, _| g * w) / count;
-            let along = sum3(g, weight, gx, |g, w, normal| g * w * normal) / count;
-            for ((gx, g), w) in gx.iter_mut().zip(g).zip(weight) {
-                *gx = (*g * *w - mean - *gx * along) * inverse;
-            }
+            widen(&mut total, &sums);
         }
-        sums
+        total
     }
 }
 
-/// Adds `f` of each row (written to a row of sums) over all rows, in `f64` from piece to piece.
+/// Adds `f` of each row (written to a row of sums) over all rows.
 fn column_sums<T: Real>(
     data: &[T],
     width: usize,
@@ -183,11 +187,9 @@ fn column_sums<T: Real>(
     sums: usize,
 ) -> Vec<f64> {
     let parts = partial(data.len() / width, width, |rows| {
-        let mut own = vec![T::ZERO; sums];
-        for row in rows {
-            f(&mut own, &data[row * width..][..width], row);
-        }
-        own.into_iter().map(Real::wide).collect::<Vec<f64>>()
+        sum_rows(rows, sums, |sums, row| {
+            f(sums, &data[row * width..][..width], row)
+        })
     });
     add_up(parts)
 }
@@ -227,10 +229,6 @@ pub(super) fn batch_sums<T: Real>(x: &Flat) -> Flat {
     let all: Vec<f64> = std::iter::once(count).chain(means).chain(squares).collect();
     let length = all.len();
     flat(all, [length])
-}
-
-fn narrowed<T: Real>(values: &[f64]) -> Vec<T> {
-    values.iter().map(|value| T::real(*value)).collect()
 }
 
 pub(super) fn batch_norm<T: Real>(

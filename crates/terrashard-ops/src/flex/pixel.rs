@@ -1,7 +1,7 @@
 //! Functions of single values, applied to whole tensors or added up over them.
 
 use super::real::Real;
-use super::{Kernel, fill, partial, vectorised};
+use super::{BLOCK, Kernel, fill, partial, vectorised, widen};
 
 /// A function of a value and what stands beside it: a label, a target, a gradient.
 pub(super) trait Pixel<T, U>: Sync {
@@ -79,17 +79,23 @@ impl<P: Pixel<T, U>, T: Real, U: Copy> Kernel for Total<'_, P, T, U> {
 
     #[inline(always)]
     fn run(self) -> f64 {
-        let mut sums = [T::ZERO; LANES];
+        let mut total = [0.0; LANES];
         let (x, x_rest) = self.x.as_chunks::<LANES>();
         let (beside, beside_rest) = self.beside.as_chunks::<LANES>();
-        for (x, beside) in x.iter().zip(beside) {
-            add(self.pixel, &mut sums, x, beside);
+        for (x, beside) in x.chunks(BLOCK).zip(beside.chunks(BLOCK)) {
+            let mut sums = [T::ZERO; LANES];
+            for (x, beside) in x.iter().zip(beside) {
+                add(self.pixel, &mut sums, x, beside);
+            }
+            widen(&mut total, &sums);
         }
         let (mut x, mut beside) = ([self.neutral.0; LANES], [self.neutral.1; LANES]);
         x[..x_rest.len()].copy_from_slice(x_rest);
         beside[..beside_rest.len()].copy_from_slice(beside_rest);
+        let mut sums = [T::ZERO; LANES];
         add(self.pixel, &mut sums, &x, &beside);
-        sums.into_iter().map(Real::wide).sum()
+        widen(&mut total, &sums);
+        total.into_iter().sum()
     }
 }
 

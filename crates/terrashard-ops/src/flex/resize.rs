@@ -76,16 +76,20 @@ pub(super) fn backward<T: Real>(gradient: &Flat, [h, w]: [usize; 2]) -> Flat {
     let (rows, columns) = (readers(h, height), readers(w, width));
     let mut out = vec![T::ZERO; n * h * w * channels];
     fill(&mut out, w * channels, |first, piece| {
+        // Columns first, then rows: fewer products, and no sum of very many terms.
+        let mut sums = vec![T::ZERO; w * channels];
         for (i, out) in piece.chunks_exact_mut(w * channels).enumerate() {
             let (image, y) = ((first + i) / h, (first + i) % h);
-            for (reader, row_weight) in &rows[y] {
+            for (reader, weight) in &rows[y] {
                 let line =
                     &data[(image * height + reader) * width * channels..][..width * channels];
-                for (out, readers) in out.chunks_exact_mut(channels).zip(&columns) {
+                sums.fill(T::ZERO);
+                for (sums, readers) in sums.chunks_exact_mut(channels).zip(&columns) {
                     for (x, weight) in readers {
-                        add_scaled(out, &line[x * channels..], row_weight * weight);
+                        add_scaled(sums, &line[x * channels..], *weight);
                     }
                 }
+                add_scaled(out, &sums, *weight);
             }
         }
     });
