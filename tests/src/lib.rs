@@ -1,1 +1,49 @@
 //! Behaviour across crates: parity with reference values, equality of the stages, end-to-end runs.
+//!
+//! The library part is what `cargo xtask parity` and the tests share.
+
+pub mod fixture;
+pub mod hash;
+pub mod judge;
+pub mod maps;
+pub mod training;
+
+use terrashard_layout::{ElementType, Stage};
+
+use fixture::{Fixture, Result};
+use judge::{Bounds, Verdict, judge};
+use training::{Role, Run, observe};
+
+/// Runs all that the set describes at one stage and judges it.
+///
+/// # Errors
+/// Those of [`observe`] and [`judge`].
+pub fn compare(fixture: &Fixture, stage: Stage, dtype: ElementType) -> Result<Vec<Verdict>> {
+    let mut observed = fixture::Tensors::new();
+    for role in [Role::One, Role::Ranks] {
+        if fixture.parity.prefix.contains_key(role.key()) {
+            observed.extend(observe(fixture, Run { role, stage, dtype })?);
+        }
+    }
+    let inputs = [
+        "in/",
+        "check/",
+        "logits/",
+        "labels/",
+        "net.labels",
+        "net.valid",
+        "x/",
+        "t/",
+    ];
+    let keys: Vec<String> = fixture
+        .expected
+        .keys()
+        .filter(|key| !inputs.iter().any(|input| key.starts_with(input)))
+        .cloned()
+        .collect();
+    let bounds = match dtype {
+        ElementType::F64 => Bounds::Uniform(1e-7),
+        _ => Bounds::OfTheSet,
+    };
+    judge(fixture, &observed, &keys, bounds)
+}

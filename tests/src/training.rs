@@ -1,0 +1,346 @@
+//! Trains the model of a reference set as it says, on ranks that are threads, and keeps what the set has values for.
+
+use std::sync::Arc;
+
+use burn::module::Module;
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use terrashard_collectives::{Communicator, local};
+use terrashard_layout::{ElementType, Stage, micro_batch};
+use terrashard_models::{Labels, Loss, Losses, Maps, Mode, Normalizers, S2s2Net, Scope, Targets};
+use terrashard_zero::{
+    AdamW, Initial, ParameterGroup, Select, StateKind, StepOutcome, ZeroConfig, ZeroOptimizer,
+};
+
+use crate::fixture::{Error, Fixture, Parity, Result, Tensors, Values};
+use crate::hash;
+use crate::maps::observe_maps;
+
+/// A training pass whose parameters come from a sharded optimizer.
+pub struct Sharded<'a>(pub &'a ZeroOptimizer);
+
+impl Scope for Sharded<'_> {
+    fn enter<M: Module, const D: usize>(&self, module: &M, anchor: &Tensor<D>) -> M {
+        self.0.enter(module, anchor)
+    }
+
+    fn mode(&self) -> Mode {
+        Mode::Training
+    }
+}
+
+/// Which of a set's runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// One process with the whole batch in one micro-batch.
+    One,
+    /// Several ranks, perhaps with accumulation.
+    Ranks,
+}
+
+impl Role {
+    /// Its key in `parity.json`'s `prefix`.
+    pub fn key(self) -> &'static str {
+        match self {
+            Role::One => "one",
+            Role::Ranks => "ranks",
+        }
+    }
+}
+
+/// How a run is made.
+#[derive(Clone, Copy, Debug)]
+pub struct Run {
+    /// Which of the set's runs.
+    pub role: Role,
+    /// What is sharded.
+    pub stage: Stage,
+    /// Element type of everything.
+    pub dtype: ElementType,
+}
+
+impl Run {
+    fn ranks(&self, parity: &Parity) -> usize {
+        if self.role == Role::One {
+            1
+        } else {
+            parity.ranks
+        }
+    }
+
+    fn accumulate(&self, parity: &Parity) -> usize {
+        if self.role == Role::One {
+            1
+        } else {
+            parity.accumulate
+        }
+    }
+
+    fn dtype(&self) -> DType {
+        if self.dtype == ElementType::F64 {
+            DType::F64
+        } else {
+            DType::F32
+        }
+    }
+}
+
+/// Trains as `run` says and returns all that was seen, under the keys of the expected file.
+///
+/// # Errors
+/// [`Error::Model`], [`Error::Ranks`] if a rank failed.
+pub fn observe(fixture: &Fixture, run: Run) -> Result<Tensors> {
+    let parity = &fixture.parity;
+    let ranks = run.ranks(parity);
+    let results = local::run(ranks, |communicator| {
+        one_rank(fixture, run, Arc::new(communicator))
+    });
+    let mut results = results.map_err(|error| Error::Ranks {
+        reason: error.to_string(),
+    })?;
+    let terms = 4 * run.accumulate(parity);
+    let mut losses = Vec::new();
+    for step in 0..parity.steps {
+        for (_, rank_losses) in &results {
+            losses.extend(&rank_losses[step * terms..(step + 1) * terms]);
+        }
+    }
+    let mut observed = results.swap_remove(0).0;
+    let prefix = parity
+        .prefix
+        .get(run.role.key())
+        .cloned()
+        .unwrap_or_default();
+    let shape = vec![parity.steps, ranks, run.accumulate(parity), 4];
+    observed.insert(
+        format!("{prefix}loss"),
+        Values {
+            shape,
+            values: losses,
+        },
+    );
+    Ok(observed)
+}
+
+/// What one rank saw, and its losses: for each step, for each micro-batch, the four terms.
+fn one_rank(
+    fixture: &Fixture,
+    run: Run,
+    communicator: Arc<dyn Communicator>,
+) -> Result<(Tensors, Vec<f64>)> {
+    let parity = &fixture.parity;
+    let (rank, ranks) = (communicator.rank(), communicator.ranks());
+    let accumulate = run.accumulate(parity);
+    let prefix = parity
+        .prefix
+        .get(run.role.key())
+        .cloned()
+        .unwrap_or_default();
+    let moments = match run.role {
+        Role::One => parity.prefix.get("moments").unwrap_or(&prefix),
+        Role::Ranks => &prefix,
+    };
+    let device = Device::flex();
+    let model = fixture.model().init(&device)?;
+    let initial = |name: &str, shape: &[usize]| match fixture.initial(name) {
+        Some(values) => values.values.iter().map(|value| *value as f32).collect(),
+        None => hash::initial(name, shape),
+    };
+    let config = optimizer_config(parity, run, accumulate);
+    let mut optimizer = ZeroOptimizer::new(
+        &model,
+        config,
+        Initial::Keyed(&initial),
+        communicator,
+        &device,
+    )?;
+    let batch = Batch {
+        fixture,
+        device: device.autodiff(),
+        dtype: run.dtype(),
+    };
+    let micro = parity.batch / (ranks * accumulate);
+    let mut seen = Tensors::new();
+    let mut losses = Vec::new();
+    let mut norms = Vec::new();
+    for step in 0..parity.steps {
+        let cursor = parity.first_sample
+            + if parity.fresh_samples {
+                (parity.batch * step) as u64
+            } else {
+                0
+            };
+        for m in 0..accumulate {
+            let samples = micro_batch(cursor, rank, ranks, micro, accumulate, m);
+            let (image, targets) = batch.make(samples, step);
+            let mut normalizers = Normalizers::of(&targets);
+            let windows = (ranks * accumulate) as f64;
+            normalizers.samples *= windows;
+            normalizers.valid_pixels *= windows;
+            normalizers.superres_values *= windows;
+            let scope = Sharded(&optimizer);
+            let maps = model.forward(image, &scope);
+            let terms = Loss::Focal.of(&maps, &targets, &normalizers, &scope);
+            losses.extend(values(&terms).map(|term| term * windows));
+            optimizer.backward(terms.total)?;
+            if step == 0 && run.role == Role::One {
+                observe_maps(&detached(maps), &prefix, &mut seen);
+            }
+        }
+        if step == 0 {
+            insert(
+                &mut seen,
+                &format!("{prefix}grad"),
+                optimizer.whole_gradients()?,
+            );
+        }
+        if let StepOutcome::Applied { norm, .. } = optimizer.step(parity.lr, &[])? {
+            norms.push(norm);
+        }
+        if [1, 5].contains(&(step + 1)) {
+            let key = format!("{prefix}step{}", step + 1);
+            insert(
+                &mut seen,
+                &key,
+                optimizer.whole_states(StateKind::Parameter)?,
+            );
+            insert_buffers(&mut seen, &key, &model);
+        }
+    }
+    insert(
+        &mut seen,
+        &format!("{moments}m"),
+        optimizer.whole_states(StateKind::Momentum)?,
+    );
+    insert(
+        &mut seen,
+        &format!("{moments}v"),
+        optimizer.whole_states(StateKind::Variance)?,
+    );
+    seen.insert(
+        format!("{prefix}norm"),
+        Values {
+            shape: vec![norms.len()],
+            values: norms,
+        },
+    );
+    Ok((seen, losses))
+}
+
+/// The optimizer's settings that the set describes.
+pub fn optimizer_config(parity: &Parity, run: Run, accumulate: usize) -> ZeroConfig {
+    let vectors = ParameterGroup {
+        select: Select::Vectors,
+        lr_factor: 1.0,
+        weight_decay: 0.0,
+        frozen: false,
+    };
+    ZeroConfig {
+        stage: run.stage,
+        dtype: run.dtype,
+        accumulate,
+        adamw: AdamW {
+            weight_decay: parity.weight_decay,
+            ..AdamW::default()
+        },
+        groups: if parity.decay_on == "matrices" {
+            vec![vectors]
+        } else {
+            Vec::new()
+        },
+        clip_norm: parity.clip_norm,
+        // The tiny nets are a quarter of a megabyte: several buckets all the same.
+        bucket_bytes: Some(64 << 10),
+        ..ZeroConfig::default()
+    }
+}
+
+/// Makes micro-batches of hashed samples.
+#[derive(Debug)]
+pub struct Batch<'a> {
+    /// The set.
+    pub fixture: &'a Fixture,
+    /// Where images go: the autodiff device.
+    pub device: Device,
+    /// Their element type.
+    pub dtype: DType,
+}
+
+impl Batch<'_> {
+    /// Image and targets of these samples at `step`, counted from 0.
+    pub fn make(&self, samples: std::ops::Range<u64>, step: usize) -> (Tensor<4>, Targets) {
+        let (bands, size) = (self.fixture.model().bands, self.fixture.size());
+        let n = (samples.end - samples.start) as usize;
+        let hash::Batch {
+            mut image,
+            mask,
+            hres,
+        } = hash::batch(size, samples.map(|index| index as usize));
+        let factor = self
+            .fixture
+            .parity
+            .image_scale
+            .as_ref()
+            .map_or(1.0, |scale| scale[step]);
+        image.iter_mut().for_each(|value| *value *= factor as f32);
+        let big = 5 * size;
+        let tensor = |values: Vec<f32>, shape: [usize; 4], device: &Device| {
+            Tensor::<4>::from_data(TensorData::new(values, shape), (device, self.dtype))
+        };
+        let plain = self.device.clone().inner();
+        let targets = Targets {
+            labels: Labels::new(mask, [n, big, big], &self.device),
+            superres: Some(tensor(hres, [n, 4, big, big], &plain)),
+        };
+        (tensor(image, [n, bands, size, size], &self.device), targets)
+    }
+}
+
+/// The four terms in the order of the reference.
+fn values(losses: &Losses) -> impl Iterator<Item = f64> {
+    let scalar = |tensor: &Tensor<1>| tensor.clone().into_scalar::<f64>();
+    let optional = |tensor: &Option<Tensor<1>>| tensor.as_ref().map_or(0.0, scalar);
+    [
+        scalar(&losses.total),
+        optional(&losses.affinity),
+        scalar(&losses.segmentation),
+        optional(&losses.l1),
+    ]
+    .into_iter()
+}
+
+/// Maps outside the graph.
+fn detached(maps: Maps) -> Maps {
+    Maps {
+        features: maps.features.map(Tensor::inner),
+        head: maps.head.inner(),
+        seg_low: maps.seg_low.inner(),
+        segmentation: maps.segmentation.inner(),
+        sr_low: maps.sr_low.map(Tensor::inner),
+        superres: maps.superres.map(Tensor::inner),
+    }
+}
+
+fn insert(seen: &mut Tensors, key: &str, states: Vec<(String, TensorData)>) {
+    for (name, data) in states {
+        let values: Vec<f64> = data.iter::<f64>().collect();
+        seen.insert(
+            format!("{key}/{name}"),
+            Values {
+                shape: vec![values.len()],
+                values,
+            },
+        );
+    }
+}
+
+fn insert_buffers(seen: &mut Tensors, key: &str, model: &S2s2Net) {
+    for (name, values) in model.buffers() {
+        seen.insert(
+            format!("{key}/{name}"),
+            Values {
+                shape: vec![values.len()],
+                values,
+            },
+        );
+    }
+}

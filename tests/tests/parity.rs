@@ -1,0 +1,96 @@
+//! Every stage gives the reference's forward pass, losses, gradients, moments and parameters.
+
+use std::path::Path;
+
+use terrashard_layout::{ElementType, Stage};
+use terrashard_tests::fixture::{Error, Fixture};
+use terrashard_tests::judge::{Bounds, judge};
+use terrashard_tests::{compare, fixture::Tensors};
+
+const STAGES: [Stage; 3] = [Stage::Zero, Stage::One, Stage::Two];
+
+fn open(set: &str) -> Fixture {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("fixtures")
+        .join(set);
+    Fixture::open(&dir).expect("the set is shipped")
+}
+
+fn check(set: &str, at_least: usize) {
+    let fixture = open(set);
+    for dtype in [ElementType::F32, ElementType::F64] {
+        for stage in STAGES {
+            let verdicts = compare(&fixture, stage, dtype).expect("training runs");
+            assert!(
+                verdicts.len() >= at_least,
+                "{set}: only {} compared",
+                verdicts.len()
+            );
+            let failed: Vec<_> = verdicts.iter().filter(|verdict| !verdict.ok).collect();
+            assert!(
+                failed.is_empty(),
+                "{set}, stage {stage}, {dtype:?}: {failed:#?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn both_branches_with_batch_norm() {
+    check("dual", 800);
+}
+
+#[test]
+fn both_branches_without_batch_norm() {
+    check("dual_nobn", 250);
+}
+
+#[test]
+fn accumulation_clipping_and_parameter_groups() {
+    check("clip", 380);
+}
+
+#[test]
+fn a_value_off_by_more_than_its_bound_is_seen() {
+    let fixture = open("dual_nobn");
+    let mut observed: Tensors = fixture.expected.clone();
+    let key = "grad/tail.head.fuse.weight".to_string();
+    let exact = judge(
+        &fixture,
+        &observed,
+        std::slice::from_ref(&key),
+        Bounds::OfTheSet,
+    )
+    .expect("known");
+    assert!(exact.iter().all(|verdict| verdict.ok && verdict.rel == 0.0));
+    let values = &mut observed.get_mut(&key).expect("in the set").values;
+    values.iter_mut().for_each(|value| *value *= 1.001);
+    let off = judge(
+        &fixture,
+        &observed,
+        std::slice::from_ref(&key),
+        Bounds::OfTheSet,
+    )
+    .expect("known");
+    assert!(
+        off.iter()
+            .all(|verdict| !verdict.ok && (verdict.rel - 1e-3).abs() < 1e-6),
+        "{off:?}"
+    );
+    let nan = &mut observed.get_mut(&key).expect("in the set").values[0];
+    *nan = f64::NAN;
+    let off = judge(
+        &fixture,
+        &observed,
+        std::slice::from_ref(&key),
+        Bounds::OfTheSet,
+    )
+    .expect("known");
+    assert!(
+        off.iter().all(|verdict| !verdict.ok),
+        "NaN is never within bounds: {off:?}"
+    );
+    observed.remove(&key);
+    let missing = judge(&fixture, &observed, &[key], Bounds::OfTheSet);
+    assert!(matches!(missing, Err(Error::Unknown { .. })));
+}
