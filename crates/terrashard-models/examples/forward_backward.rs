@@ -13,12 +13,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let device = Device::flex().autodiff();
     let model = ModelConfig::b0().init(&device)?.initialize(0);
-    let parameters: usize = model
-        .parameters()
-        .iter()
-        .map(|(_, shape)| shape.iter().product::<usize>())
-        .sum();
-    println!("{parameters} parameters, {size} px");
+    println!("{} parameter tensors, {size} px", model.parameters().len());
 
     // A checkerboard of 20 m to find in an image whose first band shows it.
     let large = 5 * size;
