@@ -19,6 +19,10 @@ use crate::{Row, ShardTable};
 /// (<https://arxiv.org/abs/1910.02054>), padding included; for `f32` there is no master copy and it is `16P`,
 /// `8P + 8P/N`, `4P + 12P/N` and `16P/N`. Tied parameters take nothing; frozen ones take parameters only.
 /// Activations are not counted.
+///
+/// At stage 1 gradients count whole, as in the paper: that is what a rank holds while micro-batches add up. With one
+/// micro-batch a step, an optimizer that reduces each bucket as it arrives holds `bS` of reduced gradients, as at stage 2,
+/// and the prediction is an upper bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct RankBytes {
     /// Parameter values, frozen ones included.
