@@ -5,7 +5,7 @@ use std::path::Path;
 use terrashard_trainer::config::{Config, Device};
 use terrashard_trainer::record::Display;
 use terrashard_trainer::run_directory::RunDirectory;
-use terrashard_trainer::training::{FitOptions, fit};
+use terrashard_trainer::training::{FitOptions, Fitted, fit};
 use terrashard_trainer::{Result, evaluation};
 
 fn main() -> Result<()> {
@@ -22,7 +22,9 @@ fn main() -> Result<()> {
         device: Device::Cpu,
         display: Display::Auto,
     };
-    let session = fit(&config, &options)?;
+    let Fitted::Trained(session) = fit(&config, &options)? else {
+        unreachable!("the folder is new")
+    };
     println!(
         "{} parameters in {:.0} s on {} ranks",
         session.parameters, session.seconds, session.ranks

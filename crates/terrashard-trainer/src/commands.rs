@@ -13,9 +13,9 @@ use crate::arguments::{
 use crate::config::{Config, Ranks, Resume};
 use crate::error::{Error, Result};
 use crate::prediction::PredictOptions;
-use crate::record::{Display, Scores, TestRecord};
+use crate::record::{Display, Scores, TestRecord, counted};
 use crate::run_directory::{RunDirectory, replace};
-use crate::training::FitOptions;
+use crate::training::{FitOptions, Fitted};
 use crate::{evaluation, export, prediction, report, training};
 
 /// Runs a command.
@@ -56,28 +56,28 @@ fn fit(arguments: FitArguments) -> Result<()> {
         device,
         display,
     };
-    let session = training::fit(&config, &options)?;
-    if session.last_step == config.train.steps {
-        report::write(&run, run.root(), None)?;
-    }
-    if display == Display::Auto {
-        let first = session.resumed_from_step.map_or(1, |step| step + 1);
-        match first > session.last_step {
-            true => eprintln!(
-                "nothing to do: {} is at step {} already",
-                run.root().display(),
-                session.last_step
-            ),
-            false => eprintln!(
-                "steps {first} to {} of {} on {} ranks at stage {} in {:.0} s; saved in {}",
+    let ended = match training::fit(&config, &options)? {
+        Fitted::NothingToDo { step } => {
+            format!("nothing to do: the checkpoint is at step {step} already; nothing was written")
+        }
+        Fitted::Trained(session) => {
+            if session.last_step == config.train.steps {
+                report::write(&run, run.root(), None)?;
+            }
+            format!(
+                "steps {} to {} of {} on {} at stage {} in {:.0} s; saved in {}",
+                session.resumed_from_step.unwrap_or(0) + 1,
                 session.last_step,
                 config.train.steps,
-                session.ranks,
+                counted(session.ranks, "rank"),
                 session.stage,
                 session.seconds,
                 run.root().display()
-            ),
+            )
         }
+    };
+    if display == Display::Auto {
+        eprintln!("{ended}");
     }
     Ok(())
 }

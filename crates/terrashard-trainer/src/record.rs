@@ -159,6 +159,14 @@ impl TestRecord {
     }
 }
 
+/// A number with its noun: `1 rank`, `2 ranks`.
+pub(crate) fn counted(count: usize, noun: &str) -> String {
+    match count {
+        1 => format!("1 {noun}"),
+        _ => format!("{count} {noun}s"),
+    }
+}
+
 /// Appends to `metrics.jsonl`, a line at a time, so that a killed run leaves whole lines.
 #[derive(Debug)]
 pub struct Metrics {

@@ -36,6 +36,18 @@ pub struct FitOptions {
     pub display: Display,
 }
 
+/// How a call of `fit` ended.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Fitted {
+    /// It trained.
+    Trained(Box<SessionRecord>),
+    /// The checkpoint that it would have gone on from stands at the last step already, and nothing was written.
+    NothingToDo {
+        /// That checkpoint's step.
+        step: u64,
+    },
+}
+
 /// Everything that the ranks share. Nothing of it changes while they run.
 #[derive(Debug)]
 struct Plan<'a> {
@@ -56,17 +68,20 @@ impl Plan<'_> {
     }
 }
 
-/// Trains and returns what was made.
+/// Trains and returns what was made; where no step is left to do, nothing is written.
 ///
 /// Everything that can be checked is checked before the first step: files, labels, batch sizes, the number of samples, the
 /// checkpoint that is resumed from. Samples, their order and augmentation, and initial values follow from `train.seed` alone,
 /// never from the number of ranks; batch statistics are taken over all ranks.
 ///
 /// # Errors
-/// [`Error::Data`], [`Error::Batch`], [`Error::TooFewSamples`], [`Error::RunExists`], [`Error::Checkpoint`] for what is
-/// given; [`Error::Rank`], [`Error::Panicked`], [`Error::Save`], [`Error::Write`] while working.
-pub fn fit(config: &Config, options: &FitOptions) -> Result<SessionRecord> {
+/// [`Error::InvalidValue`], [`Error::Data`], [`Error::Batch`], [`Error::TooFewSamples`],
+/// [`Error::RunExists`], [`Error::Checkpoint`] for what is given; [`Error::Rank`], [`Error::Panicked`], [`Error::Save`], [`Error::Write`] while working.
+pub fn fit(config: &Config, options: &FitOptions) -> Result<Fitted> {
     let began = Instant::now();
+    if options.stop_after == Some(0) {
+        return Err(Error::invalid("--stop-after", 0, "a step, counted from 1"));
+    }
     let ranks = config.zero.ranks.count(options.device);
     let chips = Dataset::open(config)?.training_chips(config)?;
     if chips.len() < ranks {
@@ -80,6 +95,9 @@ pub fn fit(config: &Config, options: &FitOptions) -> Result<SessionRecord> {
     let last_step = options
         .stop_after
         .map_or(config.train.steps, |stop| stop.min(config.train.steps));
+    if start.step() >= last_step {
+        return Ok(Fitted::NothingToDo { step: start.step() });
+    }
     let plan = Plan {
         config,
         run: &options.run,
@@ -87,7 +105,7 @@ pub fn fit(config: &Config, options: &FitOptions) -> Result<SessionRecord> {
         batch,
         order: SampleOrder::new(chips.len(), config.train.seed)?,
         chips: Arc::new(chips),
-        last_step: last_step.max(start.step()),
+        last_step,
         start,
     };
     options.run.create()?;
@@ -119,7 +137,7 @@ pub fn fit(config: &Config, options: &FitOptions) -> Result<SessionRecord> {
             .unwrap_or_default(),
     };
     options.run.append_session(&record)?;
-    Ok(record)
+    Ok(Fitted::Trained(Box::new(record)))
 }
 
 /// Runs a body on each rank; the error is that of the rank that failed first.

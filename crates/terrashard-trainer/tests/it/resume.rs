@@ -1,6 +1,8 @@
 //! A run that ends and goes on is the run that did not end.
 
 use std::fs;
+use std::path::PathBuf;
+use std::time::SystemTime;
 
 use terrashard_checkpoint::{Checkpoint, Kind};
 
@@ -126,6 +128,50 @@ fn a_changed_pixel_changes_the_loss() {
     scenario.write_mask("mask.tif", WIDTH * SCALE, |x, _| u8::from(x % 7 == 0));
     scenario.fit("after", Some(1), &[]);
     assert_ne!(losses(&scenario, "before"), losses(&scenario, "after"));
+}
+
+/// The files of a run with their contents and times.
+fn state(scenario: &Scenario, run: &str) -> Vec<(PathBuf, Vec<u8>, SystemTime)> {
+    let mut files: Vec<PathBuf> = fs::read_dir(scenario.path(run))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.is_file())
+        .collect();
+    files.sort();
+    let read = |path: PathBuf| {
+        let time = path.metadata().unwrap().modified().unwrap();
+        (path.clone(), fs::read(path).unwrap(), time)
+    };
+    files.into_iter().map(read).collect()
+}
+
+#[test]
+fn where_no_step_is_left_nothing_is_written() {
+    let scenario = Scenario::new();
+    let fit = |arguments: &[&str]| {
+        let output =
+            scenario.terrashard(&[&["fit", "run.toml", "--run", "run"], arguments].concat());
+        let message = String::from_utf8(output.stderr).unwrap();
+        (output.status.code(), message)
+    };
+    let (code, message) = fit(&["--stop-after", "0"]);
+    assert_eq!(code, Some(2), "{message}");
+    assert!(message.contains("--stop-after"), "{message}");
+    assert!(!scenario.path("run").exists());
+
+    assert_eq!(fit(&["--quiet"]).0, Some(0));
+    let before = state(&scenario, "run");
+    // The report, the configuration and the records are among them.
+    assert_eq!(before.len(), 5);
+    for arguments in [&[][..], &["--ranks", "2"], &["--stop-after", "3"]] {
+        let (code, message) = fit(arguments);
+        assert_eq!(code, Some(0), "{message}");
+        assert!(
+            message.contains("nothing to do: the checkpoint is at step 6"),
+            "{message}"
+        );
+        assert_eq!(state(&scenario, "run"), before, "{arguments:?}");
+    }
 }
 
 #[test]

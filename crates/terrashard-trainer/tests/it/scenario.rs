@@ -10,7 +10,7 @@ use terrashard_raster::{
 use terrashard_trainer::config::{Config, Device};
 use terrashard_trainer::record::{Display, SessionRecord};
 use terrashard_trainer::run_directory::RunDirectory;
-use terrashard_trainer::training::{self, FitOptions};
+use terrashard_trainer::training::{self, FitOptions, Fitted};
 
 pub(crate) const WIDTH: usize = 128;
 pub(crate) const HEIGHT: usize = 64;
@@ -129,7 +129,10 @@ impl Scenario {
             device: Device::Cpu,
             display: Display::Quiet,
         };
-        training::fit(&config, &options).unwrap()
+        match training::fit(&config, &options).unwrap() {
+            Fitted::Trained(session) => *session,
+            nothing => panic!("{nothing:?}"),
+        }
     }
 
     pub(crate) fn run(&self, name: &str) -> RunDirectory {
