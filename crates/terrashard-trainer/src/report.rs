@@ -1,15 +1,17 @@
 //! The report of a run: `report.json` for programs, a self-contained `report.html` for people.
 
 mod charts;
+mod configuration;
 mod memory;
 mod page;
 mod panels;
 mod pictures;
 mod scores;
+mod shore;
 
 use std::path::Path;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use terrashard_layout::Stage;
 
 use crate::config::Config;
@@ -42,7 +44,8 @@ pub struct Report {
     pub baseline: Option<Scores>,
 }
 
-/// Writes `report.json` and `report.html` of a run into the folder `out`. Pictures show `prediction` if given.
+/// Writes `report.json` and `report.html` of a run into the folder `out`. Pictures show `prediction` if given; where a scene's
+/// file is no longer at its place, the page has no pictures and says so.
 ///
 /// # Errors
 /// [`Error::Read`] and [`Error::Syntax`] for what the run left; [`Error::Write`].
@@ -59,9 +62,11 @@ pub fn write(run: &RunDirectory, out: &Path, prediction: Option<&Path>) -> Resul
             remedy: "run `terrashard fit` to its end first".into(),
         });
     };
+    // A call that was killed left no record of itself, but its steps.
+    let last_step = steps.last().map_or(last.last_step, |step| step.step);
     let fit_seconds: f64 = sessions.iter().map(|session| session.seconds).sum();
     let report = Report {
-        steps: last.last_step,
+        steps: last_step,
         resumed_from_step: last.resumed_from_step,
         ranks: last.ranks,
         stage: last.stage,
@@ -71,20 +76,41 @@ pub fn write(run: &RunDirectory, out: &Path, prediction: Option<&Path>) -> Resul
         baseline: test.as_ref().and_then(|test| test.baseline.clone()),
         test,
     };
+    let region = match run.test().exists() {
+        true => tested_region(&run.test())?,
+        false => None,
+    };
+    let folder = std::path::absolute(run.root()).map_err(Error::read(run.root()))?;
     let panels = Panels::draw(&config, prediction)?;
     let page = page::render(&Content {
         name: &last.name,
+        region: region.as_deref(),
         report: &report,
         steps: &steps,
         sessions: &sessions,
         baseline_note: config.data.baseline_note.as_deref(),
         panels: &panels,
-        config: &config.to_toml(),
+        config: &configuration::shown(&config, &folder),
     });
     std::fs::create_dir_all(out).map_err(Error::write(out))?;
     let json = serde_json::to_string_pretty(&report).expect("a report is plain data");
     replace(&out.join("report.json"), (json + "\n").as_bytes())?;
     replace(&out.join("report.html"), page.as_bytes())
+}
+
+/// The part of the scenes that a `test.json` is of, if it says so: older ones do not.
+fn tested_region(path: &Path) -> Result<Option<String>> {
+    #[derive(Deserialize)]
+    struct Tested {
+        #[serde(default)]
+        region: Option<String>,
+    }
+    let text = std::fs::read_to_string(path).map_err(Error::read(path))?;
+    let tested: Tested = serde_json::from_str(&text).map_err(|error| Error::Syntax {
+        path: path.into(),
+        message: error.to_string(),
+    })?;
+    Ok(tested.region)
 }
 
 /// The mean of the last twentieth of the steps, at least one.

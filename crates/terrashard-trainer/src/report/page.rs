@@ -2,19 +2,18 @@
 
 use super::charts::{self, Line, escape};
 use super::panels::{Panel, Panels};
-use super::{Report, memory, scores};
+use super::{Report, memory, scores, shore};
 use crate::record::{SessionRecord, StepRecord, clock};
 
 const STYLE: &str = include_str!("page.css");
-
-/// Which pixels the scores near the edge count.
-pub(super) const SHORE: &str = "within 5 pixels of the edge";
 
 /// Everything that the page shows.
 #[derive(Debug)]
 pub(super) struct Content<'a> {
     /// The run's name.
     pub name: &'a str,
+    /// The part of the scenes that was tested, where that is recorded.
+    pub region: Option<&'a str>,
     /// The figures of `report.json`.
     pub report: &'a Report,
     /// The recorded steps.
@@ -42,6 +41,7 @@ pub(super) fn render(content: &Content<'_>) -> String {
             "detail",
             &content.panels.detail,
         ),
+        picture_note(content.panels),
         content
             .sessions
             .last()
@@ -75,22 +75,30 @@ fn lead(content: &Content<'_>) -> String {
         .last()
         .map_or(0, |session| session.global_batch);
     format!(
-        "<p class=\"lead\">Trained for {} steps of {samples} samples on {ranks} at ZeRO stage {}; {resumed}finished in {} min.</p>",
+        "<p class=\"lead\">Trained for {} steps of {samples} samples on {ranks} at ZeRO stage {}; {resumed}finished in {}.</p>",
         report.steps,
         report.stage,
-        clock(report.seconds)
+        duration(report.seconds)
     )
 }
 
 fn figures(content: &Content<'_>) -> String {
     let mut cells: Vec<(&str, String, String)> = Vec::new();
+    let beside = |baseline: Option<f64>, note: String| match baseline {
+        Some(baseline) => format!("baseline {}<br>{note}", score(baseline)),
+        None => note,
+    };
     if let Some(test) = &content.report.test {
+        let baseline = test.baseline.as_ref();
         if let Some(iou) = test.scores.iou {
             let note = format!("{} valid pixels", grouped(test.valid_pixels));
+            let note = beside(baseline.and_then(|scores| scores.iou), note);
             cells.push(("test IoU", score(iou), note));
         }
         if let Some(shore) = test.scores.shore_iou {
-            cells.push(("IoU near the edge", score(shore), SHORE.into()));
+            let note = shore::near(content.panels.shore_metres);
+            let note = beside(baseline.and_then(|scores| scores.shore_iou), note);
+            cells.push(("IoU near the shore", score(shore), note));
         }
     }
     if let Some(loss) = content.report.loss {
@@ -116,8 +124,11 @@ fn figures(content: &Content<'_>) -> String {
     let cell = |(label, value, note): (&str, String, String)| {
         format!("<div><dt>{label}</dt><dd>{value}</dd><dd class=\"note\">{note}</dd></div>")
     };
+    let stale = scores::stale(content).map_or(String::new(), |sentence| {
+        format!("<p class=\"stale\">{sentence}</p>\n")
+    });
     format!(
-        "<dl class=\"figures\">{}</dl>\n",
+        "<dl class=\"figures\">{}</dl>\n{stale}",
         cells.into_iter().map(cell).collect::<String>()
     )
 }
@@ -168,11 +179,34 @@ fn pictures(title: &str, class: &str, panels: &[Panel]) -> String {
     )
 }
 
+/// Whose the pictures are, or why there are none.
+fn picture_note(panels: &Panels) -> String {
+    match &panels.note {
+        note if note.is_empty() => String::new(),
+        note if panels.scene.is_empty() => {
+            format!(
+                "<section><h2>Scene</h2><p class=\"prose\">{}</p></section>\n",
+                escape(note)
+            )
+        }
+        note => format!("<p class=\"credit\">{}</p>\n", escape(note)),
+    }
+}
+
 fn configuration(content: &Content<'_>) -> String {
     format!(
         "<section><h2>Configuration</h2><pre>{}</pre></section>\n",
         escape(content.config.trim_end())
     )
+}
+
+/// "46 s", "2 min 10 s", "1:05:30 h".
+fn duration(seconds: f64) -> String {
+    match seconds.round() as u64 {
+        whole if whole < 60 => format!("{whole}\u{a0}s"),
+        whole if whole < 3600 => format!("{}\u{a0}min {}\u{a0}s", whole / 60, whole % 60),
+        _ => format!("{}\u{a0}h", clock(seconds)),
+    }
 }
 
 /// A score in three digits.
@@ -196,6 +230,27 @@ pub(super) fn grouped(value: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn durations_name_their_units() {
+        assert_eq!(duration(45.6), "46\u{a0}s");
+        assert_eq!(duration(59.7), "1\u{a0}min 0\u{a0}s");
+        assert_eq!(duration(130.2), "2\u{a0}min 10\u{a0}s");
+        assert_eq!(duration(3930.0), "1:05:30\u{a0}h");
+    }
+
+    #[test]
+    fn missing_pictures_are_told() {
+        let panels = Panels {
+            note: "No pictures: a&b.tif has moved.".into(),
+            ..Panels::default()
+        };
+        assert!(
+            picture_note(&panels)
+                .contains("<p class=\"prose\">No pictures: a&amp;b.tif has moved.</p>")
+        );
+        assert_eq!(picture_note(&Panels::default()), "");
+    }
 
     #[test]
     fn numbers_read_well() {

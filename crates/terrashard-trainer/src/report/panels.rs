@@ -1,11 +1,13 @@
 //! Which pictures the page shows: the scene, its label and its prediction, whole and in detail.
 
-use std::path::Path;
+use std::borrow::Cow;
+use std::path::{Path, PathBuf};
 
 use terrashard_data::Scene;
 use terrashard_raster::{RasterSource, Samples, Window};
 
 use super::pictures::Picture;
+use super::shore;
 use crate::config::Config;
 use crate::dataset::{self, Dataset};
 use crate::error::Result;
@@ -40,14 +42,27 @@ pub(super) struct Panels {
     pub scene: Vec<Panel>,
     /// A part of the test region with much of both classes, pixel by pixel.
     pub detail: Vec<Panel>,
+    /// Whose the pictures are, or why there are none.
+    pub note: String,
+    /// Width of the zone along the shore, where the scenes agree on one.
+    pub shore_metres: Option<f64>,
 }
 
 impl Panels {
-    /// Reads the first scene and, if given, a map predicted from it.
+    /// Reads the first scene and, if given, a map predicted from it. Without the scenes' files there is only a note.
     ///
     /// # Errors
     /// [`crate::Error::Data`] and [`crate::Error::Raster`] where a file cannot be read.
     pub(super) fn draw(config: &Config, prediction: Option<&Path>) -> Result<Self> {
+        if let Some(path) = missing(config) {
+            return Ok(Self {
+                note: format!(
+                    "No pictures: {} is no longer where the configuration says.",
+                    file_name(path)
+                ),
+                ..Self::default()
+            });
+        }
         let dataset = Dataset::open(config)?;
         let prediction = prediction.map(terrashard_raster::open).transpose()?;
         let Some((scene, test)) = dataset.test_regions().next() else {
@@ -59,8 +74,45 @@ impl Panels {
         Ok(Self {
             scene: draw(&scene, scene.window(), prediction, step)?,
             detail: draw(&scene, detail, prediction, 1)?,
+            note: attribution(scene.image().path()),
+            shore_metres: shore_metres(&dataset),
         })
     }
+}
+
+/// The first file of the scenes that is not there.
+fn missing(config: &Config) -> Option<&Path> {
+    let scenes = config.data.scenes.iter();
+    let mut files = scenes.flat_map(|scene| [Some(&scene.image), scene.mask.as_ref()]);
+    files
+        .find_map(|path| path.filter(|path| !path.exists()))
+        .map(PathBuf::as_path)
+}
+
+fn file_name(path: &Path) -> Cow<'_, str> {
+    path.file_name().unwrap_or_default().to_string_lossy()
+}
+
+/// Whose the pictures are: products of Sentinel-2 go by their names.
+fn attribution(image: &Path) -> String {
+    let name = file_name(image);
+    let copernicus = ["S2A_", "S2B_", "S2C_"]
+        .iter()
+        .any(|prefix| name.starts_with(prefix));
+    let sentence = "Pictures show the scenes and labels named in the configuration; their licences and attribution apply.";
+    match copernicus {
+        true => format!("{sentence} Contains modified Copernicus Sentinel data."),
+        false => sentence.into(),
+    }
+}
+
+/// The width of the zone along the shore, if it is the same in all scenes.
+fn shore_metres(dataset: &Dataset) -> Option<f64> {
+    let mut widths = dataset
+        .test_regions()
+        .map(|(scene, _)| shore::metres(&scene.metadata().georeference, scene.scale()));
+    let first = widths.next()??;
+    widths.all(|width| width == Some(first)).then_some(first)
 }
 
 /// Image, label and prediction of a window; every `step`-th pixel of the image, and as much of the maps together.
@@ -144,6 +196,26 @@ fn busiest(scene: &Scene, test: Window) -> Result<Window> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn without_the_scene_there_is_a_note() {
+        let text = "[data]\nscenes = [{ image = \"gone.tif\" }]";
+        let folder = tempfile::tempdir().unwrap();
+        let config = Config::parse(text, Path::new("run.toml"), folder.path(), &[]).unwrap();
+        let panels = Panels::draw(&config, None).unwrap();
+        assert_eq!(
+            panels.note,
+            "No pictures: gone.tif is no longer where the configuration says."
+        );
+        assert!(panels.scene.is_empty() && panels.detail.is_empty());
+    }
+
+    #[test]
+    fn sentinel_is_attributed() {
+        let product = Path::new("/scenes/S2B_T33UUU_20170216_L1C.tif");
+        assert!(attribution(product).ends_with("Contains modified Copernicus Sentinel data."));
+        assert!(attribution(Path::new("/S2A_/plain.tif")).ends_with("attribution apply."));
+    }
 
     #[test]
     fn every_second_of_every_second() {

@@ -3,7 +3,8 @@
 use std::fmt::Write;
 
 use super::charts::escape;
-use super::page::{Content, SHORE, grouped, score};
+use super::page::{Content, grouped, score};
+use super::shore;
 use crate::record::{Scores, TestRecord};
 
 /// The section, empty where nothing was tested.
@@ -12,6 +13,18 @@ pub(super) fn section(content: &Content<'_>) -> String {
         return String::new();
     };
     let baseline = test.baseline.as_ref();
+    let near = shore::near(content.panels.shore_metres);
+    let notes = [
+        stale(content),
+        content
+            .region
+            .map(|region| format!("test region: {}", escape(region))),
+    ];
+    let notes: String = notes
+        .into_iter()
+        .flatten()
+        .map(|note| format!("<p class=\"stale\">{note}</p>"))
+        .collect();
     let mut rows = String::new();
     let mut row = |label: &str, value: fn(&Scores) -> Option<f64>| {
         let cell = |scores| format!("<td>{}</td>", value(scores).map_or("–".into(), score));
@@ -19,7 +32,7 @@ pub(super) fn section(content: &Content<'_>) -> String {
         let _ = write!(rows, "<tr><th scope=\"row\">{label}</th>{cells}</tr>");
     };
     row("Intersection over union", |scores| scores.iou);
-    row(&format!("… {SHORE}"), |scores| scores.shore_iou);
+    row(&format!("… {near}"), |scores| scores.shore_iou);
     row("F1", |scores| scores.f1);
     row("Precision", |scores| scores.precision);
     row("Recall", |scores| scores.recall);
@@ -28,12 +41,22 @@ pub(super) fn section(content: &Content<'_>) -> String {
         "<section><h2>Test</h2><div class=\"beside\"><table><thead><tr><th></th>\
          <th scope=\"col\">Model</th>{column}</tr></thead><tbody>{rows}</tbody></table>\
          <div class=\"prose\">{}</div></div></section>\n",
-        standing(test, content.baseline_note)
+        notes + &standing(test, &near, content.baseline_note)
     )
 }
 
+/// That the scores are not of the run's last step, where so.
+pub(super) fn stale(content: &Content<'_>) -> Option<String> {
+    let tested = content.report.test.as_ref()?.step?;
+    behind(tested, content.report.steps)
+}
+
+fn behind(tested: u64, last: u64) -> Option<String> {
+    (tested != last).then(|| format!("scores are of step {tested}, the run is at step {last}"))
+}
+
 /// Where the model stands beside the baseline.
-fn standing(test: &TestRecord, note: Option<&str>) -> String {
+fn standing(test: &TestRecord, near: &str, note: Option<&str>) -> String {
     let mut text = format!(
         "<p>Counted over the {} valid pixels of the test region, {:.1}\u{a0}% of them foreground; \
          a pixel is called foreground above a probability of {}.</p>",
@@ -51,7 +74,7 @@ fn standing(test: &TestRecord, note: Option<&str>) -> String {
             difference(ours, theirs)
         );
         if let (Some(ours), Some(theirs)) = (test.scores.shore_iou, baseline.shore_iou) {
-            let _ = write!(text, "; {SHORE} it is <b>{}</b>", difference(ours, theirs));
+            let _ = write!(text, "; {near} it is <b>{}</b>", difference(ours, theirs));
         }
         text.push_str(".</p>");
     }
@@ -79,6 +102,15 @@ fn difference(ours: f64, theirs: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn scores_of_another_step_say_so() {
+        assert_eq!(behind(800, 800), None);
+        assert_eq!(
+            behind(600, 800).as_deref(),
+            Some("scores are of step 600, the run is at step 800")
+        );
+    }
 
     #[test]
     fn differences_are_told_as_they_are() {
