@@ -2,6 +2,7 @@
 
 mod rank;
 mod resume;
+mod same_training;
 mod saving;
 
 pub(crate) use saving::TOOL;
@@ -91,7 +92,7 @@ pub fn fit(config: &Config, options: &FitOptions) -> Result<Fitted> {
         });
     }
     let batch = Batch::resolve(&config.train, ranks)?;
-    let start = Start::find(config, &options.run)?;
+    let start = Start::find(config, batch, &options.run)?;
     let last_step = options
         .stop_after
         .map_or(config.train.steps, |stop| stop.min(config.train.steps));

@@ -6,8 +6,9 @@ use terrashard_checkpoint::{Checkpoint, Kind, in_force};
 use terrashard_models::S2s2Net;
 use terrashard_zero::{StateKind, ZeroOptimizer};
 
+use super::same_training::{Difference, difference};
 use super::saving::kind;
-use crate::config::{Config, Resume};
+use crate::config::{Batch, Config, Resume};
 use crate::error::{Error, Result};
 use crate::run_directory::RunDirectory;
 use crate::trained_model::{load_buffers, saved_config};
@@ -23,7 +24,7 @@ pub(super) enum Start {
 
 impl Start {
     /// Finds the start that the configuration asks for, and checks that it is the same training.
-    pub(super) fn find(config: &Config, run: &RunDirectory) -> Result<Self> {
+    pub(super) fn find(config: &Config, batch: Batch, run: &RunDirectory) -> Result<Self> {
         let there = run.checkpoints().exists() && in_force(run.checkpoints())?.is_some();
         let path = match &config.checkpoint.resume {
             Resume::None if there => {
@@ -39,18 +40,19 @@ impl Start {
         let saved = saved_config(&checkpoint)?;
         let differs = |key: &str, ours: String, theirs: String| {
             let expected = format!(
-                "{theirs}, as in the checkpoint {}",
+                "{theirs}, as in {}; keep that, or choose another `--run` for another training",
                 checkpoint.folder().display()
             );
             Error::invalid(key, ours, expected)
         };
-        if saved.model != config.model {
-            let (ours, theirs) = (format!("{:?}", config.model), format!("{:?}", saved.model));
-            return Err(differs("model", ours, theirs));
+        if let Some(Difference { key, ours, theirs }) = difference(config, &saved) {
+            return Err(differs(&key, ours, theirs));
         }
-        let (ours, theirs) = (config.train.seed, checkpoint.state().seed);
-        if ours != theirs {
-            return Err(differs("train.seed", ours.to_string(), theirs.to_string()));
+        // It may be derived from the number of ranks, which may change.
+        let global = checkpoint.state().values.get("global_batch");
+        if let Some(theirs) = global.filter(|theirs| **theirs != batch.global) {
+            let (ours, theirs) = (batch.global.to_string(), theirs.to_string());
+            return Err(differs("train.global_batch", ours, theirs));
         }
         Ok(Start::Checkpoint(Box::new(checkpoint)))
     }

@@ -189,7 +189,57 @@ fn another_training_is_refused() {
         &["--set", "train.seed=8"],
         "`train.seed`: got 8, expected 7",
     );
-    check(&["--set", "model.head_channels=16"], "`model`");
+    let refused = |setting: &str, expected: &str| {
+        check(&["--set", setting], expected);
+        check(&["--set", setting], "choose another `--run`");
+    };
+    refused(
+        "model.head_channels=16",
+        "`model.head_channels`: got 16, expected 8, as in",
+    );
+    refused("data.chip=48", "`data.chip`: got 48, expected 32, as in");
+    refused("data.stride=16", "`data.stride`");
+    refused("data.bands=[2, 1]", "`data.bands`");
+    refused("data.nodata=0", "`data.nodata`: got 0.0, expected nothing");
+    refused("data.scaling.scale=5000.0", "`data.scaling.scale`");
+    refused(
+        "data.train={ fraction = [0.0, 0.0, 0.4, 1.0] }",
+        "`data.train`",
+    );
+    refused("data.augment=false", "`data.augment`");
+    refused("data.selection.min_valid=0.5", "`data.selection.min_valid`");
+    refused("train.loss=bce_dice", "`train.loss`");
+    refused(
+        "train.global_batch=6",
+        "`train.global_batch`: got 6, expected 12",
+    );
+    fs::copy(scenario.path("mask.tif"), scenario.path("other.tif")).unwrap();
+    refused(
+        "data.scenes=[{ image = \"image.tif\", mask = \"other.tif\" }]",
+        "`data.scenes`",
+    );
     check(&["--resume", "none"], "already holds checkpoints");
     check(&["--resume", "elsewhere"], "elsewhere");
+    // None of these has begun anything.
+    assert_eq!(scenario.run("run").session_records().unwrap().len(), 1);
+}
+
+#[test]
+fn how_it_is_trained_on_may_change() {
+    let scenario = Scenario::new();
+    scenario.fit("run", Some(1), &[]);
+    let settings = [
+        "zero.ranks=2",
+        "zero.stage=1",
+        "train.steps=2",
+        "train.lr=1e-4",
+        "data.test={ fraction = [0.5, 0.0, 1.0, 0.5] }",
+        "data.tile=48",
+        "data.overlap=4",
+        "log.seconds=1.0",
+        "checkpoint.every=1",
+    ];
+    let session = scenario.fit("run", None, &settings);
+    assert_eq!(session.resumed_from_step, Some(1));
+    assert_eq!(session.last_step, 2);
 }

@@ -1,0 +1,159 @@
+//! Whether a configuration goes on with the training that a checkpoint was saved from, or asks for another one.
+
+use std::fs;
+use std::path::Path;
+
+use toml::{Table, Value};
+
+use crate::config::{Config, SceneEntry};
+
+/// Keys of `[data]` that no training step reads.
+const FREE: [&str; 4] = ["test", "tile", "overlap", "baseline_note"];
+
+/// A key that differs, with its values as TOML.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Difference {
+    pub key: String,
+    pub ours: String,
+    pub theirs: String,
+}
+
+/// The first key that makes `ours` another training than `theirs`: of the model, of the data that is trained on, the seed or
+/// the loss. How it is sharded, how long it goes on, and how fast may change.
+pub(super) fn difference(ours: &Config, theirs: &Config) -> Option<Difference> {
+    let mut theirs = theirs.clone();
+    if same_scenes(&ours.data.scenes, &theirs.data.scenes) {
+        theirs.data.scenes.clone_from(&ours.data.scenes);
+    }
+    walk("", &defining(ours), &defining(&theirs))
+}
+
+/// Whether two lists name the same scenes. Paths may be written differently, and the files may have moved.
+fn same_scenes(ours: &[SceneEntry], theirs: &[SceneEntry]) -> bool {
+    let same_mask = |ours: &SceneEntry, theirs: &SceneEntry| match (&ours.mask, &theirs.mask) {
+        (Some(ours), Some(theirs)) => same_file(ours, theirs),
+        (ours, theirs) => ours == theirs,
+    };
+    ours.len() == theirs.len()
+        && ours
+            .iter()
+            .zip(theirs)
+            .all(|(ours, theirs)| same_file(&ours.image, &theirs.image) && same_mask(ours, theirs))
+}
+
+fn same_file(ours: &Path, theirs: &Path) -> bool {
+    match (fs::canonicalize(ours), fs::canonicalize(theirs)) {
+        (Ok(ours), Ok(theirs)) => ours == theirs,
+        // Where the old path is gone, the name has to do.
+        _ => ours.file_name() == theirs.file_name(),
+    }
+}
+
+/// What of a configuration defines a training.
+fn defining(config: &Config) -> Table {
+    let mut whole = Table::try_from(config).expect("every section is a table of plain values");
+    if let Some(Value::Table(data)) = whole.get_mut("data") {
+        data.retain(|key, _| !FREE.contains(&key));
+    }
+    if let Some(Value::Table(train)) = whole.get_mut("train") {
+        train.retain(|key, _| ["seed", "loss"].contains(&key));
+    }
+    whole.retain(|section, _| ["model", "data", "train"].contains(&section));
+    whole
+}
+
+fn walk(prefix: &str, ours: &Table, theirs: &Table) -> Option<Difference> {
+    let keys = ours
+        .keys()
+        .chain(theirs.keys().filter(|key| !ours.contains_key(*key)));
+    keys.into_iter().find_map(|name| {
+        let key = match prefix {
+            "" => name.clone(),
+            _ => format!("{prefix}.{name}"),
+        };
+        match (ours.get(name), theirs.get(name)) {
+            (Some(Value::Table(ours)), Some(Value::Table(theirs))) => walk(&key, ours, theirs),
+            (ours, theirs) => {
+                let shown = |value: Option<&Value>| {
+                    value.map_or_else(|| "nothing".into(), ToString::to_string)
+                };
+                // As text, in which a nodata of NaN equals itself.
+                let (ours, theirs) = (shown(ours), shown(theirs));
+                (ours != theirs).then_some(Difference { key, ours, theirs })
+            }
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(settings: &[&str]) -> Config {
+        let text = r#"data.scenes = [{ image = "a.tif", mask = "b.tif" }]"#;
+        let settings: Vec<String> = settings.iter().map(ToString::to_string).collect();
+        let (path, folder) = (Path::new("run.toml"), Path::new("/nowhere"));
+        Config::parse(text, path, folder, &settings).unwrap()
+    }
+
+    #[track_caller]
+    fn check(setting: &str, key: &str, ours: &str, theirs: &str) {
+        let expected = Difference {
+            key: key.into(),
+            ours: ours.into(),
+            theirs: theirs.into(),
+        };
+        let found = difference(&config(&[setting]), &config(&[]));
+        assert_eq!(found, Some(expected), "{setting}");
+    }
+
+    #[test]
+    fn the_key_that_differs_is_named() {
+        check("data.chip=48", "data.chip", "48", "64");
+        check("data.stride=16", "data.stride", "16", "32");
+        check("data.augment=false", "data.augment", "false", "true");
+        check("data.train=north", "data.train", "\"north\"", "\"west\"");
+        check("data.nodata=0", "data.nodata", "0.0", "nothing");
+        check(
+            "data.selection.min_valid=0.5",
+            "data.selection.min_valid",
+            "0.5",
+            "0.0",
+        );
+        check(
+            "train.loss=bce_dice",
+            "train.loss",
+            "\"bce_dice\"",
+            "\"focal\"",
+        );
+        check("train.seed=3", "train.seed", "3", "0");
+        check("model.scale=4", "model.scale", "4", "5");
+        let scenes = "data.scenes=[{ image = \"c.tif\", mask = \"b.tif\" }]";
+        let found = difference(&config(&[scenes]), &config(&[])).unwrap();
+        assert_eq!(found.key, "data.scenes");
+    }
+
+    #[test]
+    fn what_may_change_is_no_difference() {
+        for setting in [
+            "zero.ranks=3",
+            "zero.stage=2",
+            "train.steps=7",
+            "train.lr=1.0",
+            "train.micro_batch=2",
+            "data.test=south",
+            "data.tile=96",
+            "data.overlap=8",
+            "data.baseline_note=x",
+            "log.seconds=1.0",
+            "checkpoint.every=3",
+            // The old file is gone, the name is the same.
+            "data.scenes=[{ image = \"elsewhere/a.tif\", mask = \"b.tif\" }]",
+        ] {
+            let found = difference(&config(&[setting]), &config(&[]));
+            assert_eq!(found, None, "{setting}");
+        }
+        let nan = ["data.nodata=nan"];
+        assert_eq!(difference(&config(&nan), &config(&nan)), None);
+    }
+}
