@@ -17,7 +17,7 @@ use training::{Role, Run, observe};
 /// Runs all that the set describes at one stage and judges it.
 ///
 /// # Errors
-/// Those of [`observe`] and [`judge`].
+/// Those of [`observe`] and [`judge()`].
 pub fn compare(fixture: &Fixture, stage: Stage, dtype: ElementType) -> Result<Vec<Verdict>> {
     let mut observed = fixture::Tensors::new();
     for role in [Role::One, Role::Ranks] {
