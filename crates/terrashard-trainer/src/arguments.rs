@@ -22,6 +22,9 @@ pub enum Command {
     /// Train the model of a configuration, or go on where a run ended.
     Fit(FitArguments),
     /// Measure a checkpoint on the test region, beside a trivial baseline.
+    #[command(mut_arg("stage", |stage| stage.help(
+        "Accepted as by `fit`; it changes nothing, since a test shards no states"
+    )))]
     Test(TestArguments),
     /// Map whole scenes: one GeoTIFF of classes for each input.
     Predict(PredictArguments),

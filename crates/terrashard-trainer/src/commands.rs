@@ -11,6 +11,7 @@ use crate::arguments::{
     PredictArguments, ReportArguments, TestArguments,
 };
 use crate::config::{Config, Ranks, Resume};
+use crate::console::{print, tell};
 use crate::error::{Error, Result};
 use crate::prediction::PredictOptions;
 use crate::record::{Display, Scores, TestRecord, counted};
@@ -77,7 +78,7 @@ fn fit(arguments: FitArguments) -> Result<()> {
         }
     };
     if display == Display::Auto {
-        eprintln!("{ended}");
+        tell(&ended);
     }
     Ok(())
 }
@@ -103,31 +104,33 @@ fn test(arguments: TestArguments) -> Result<()> {
     if run.config().is_file() {
         replace(&run.test(), document(&record).as_bytes())?;
     }
-    match json {
-        true => print!("{}", document(&record)),
-        false => print_test(&record),
-    }
-    Ok(())
+    print(&match json {
+        true => document(&record),
+        false => test_table(&record),
+    })
 }
 
-fn print_test(record: &TestRecord) {
+fn test_table(record: &TestRecord) -> String {
     let line = |name: &str, value: fn(&Scores) -> Option<f64>| {
         let number =
             |scores: &Scores| value(scores).map_or("-".into(), |value| format!("{value:.4}"));
         let baseline = record.baseline.as_ref().map_or(String::new(), number);
-        println!("{name:<12}{:>10}{baseline:>16}", number(&record.scores));
+        format!("{name:<12}{:>10}{baseline:>16}", number(&record.scores))
     };
     let heading = record.baseline.as_ref().map_or("", |_| "NDWI baseline");
-    println!("{:<12}{:>10}{heading:>16}", "", "model");
-    line("IoU", |scores| scores.iou);
-    line("shore IoU", |scores| scores.shore_iou);
-    line("F1", |scores| scores.f1);
-    line("precision", |scores| scores.precision);
-    line("recall", |scores| scores.recall);
-    println!(
-        "{} valid pixels, probability above {}",
-        record.valid_pixels, record.threshold
-    );
+    let lines = [
+        format!("{:<12}{:>10}{heading:>16}", "", "model"),
+        line("IoU", |scores| scores.iou),
+        line("shore IoU", |scores| scores.shore_iou),
+        line("F1", |scores| scores.f1),
+        line("precision", |scores| scores.precision),
+        line("recall", |scores| scores.recall),
+        format!(
+            "{} valid pixels, probability above {}",
+            record.valid_pixels, record.threshold
+        ),
+    ];
+    lines.join("\n") + "\n"
 }
 
 fn predict(arguments: PredictArguments) -> Result<()> {
@@ -159,40 +162,31 @@ fn predict(arguments: PredictArguments) -> Result<()> {
         display: display(quiet),
     };
     let predicted = prediction::predict(&options)?;
-    match json {
-        true => print!("{}", document(&predicted)),
-        false => {
-            for file in &predicted.files {
-                println!("{}", file.display());
-            }
-        }
-    }
-    Ok(())
+    let files = predicted.files.iter();
+    print(&match json {
+        true => document(&predicted),
+        false => files.map(|file| format!("{}\n", file.display())).collect(),
+    })
 }
 
 fn export(arguments: &ExportArguments) -> Result<()> {
     let exported = export::export(&arguments.checkpoint, &arguments.output)?;
-    match arguments.json {
-        true => print!("{}", document(&exported)),
-        false => println!(
-            "{}: {} tensors",
-            exported.file.display(),
-            exported.matched.len()
-        ),
-    }
-    Ok(())
+    let tensors = counted(exported.matched.len(), "tensor");
+    print(&match arguments.json {
+        true => document(&exported),
+        false => format!("{}: {tensors}\n", exported.file.display()),
+    })
 }
 
 fn info(arguments: &InfoArguments) -> Result<()> {
     let summary = terrashard_raster::summarize(&terrashard_raster::open(&arguments.file)?)?;
-    match arguments.json {
-        true => print!("{}", document(&summary)),
-        false => print_info(&summary),
-    }
-    Ok(())
+    print(&match arguments.json {
+        true => document(&summary),
+        false => info_table(&summary),
+    })
 }
 
-fn print_info(summary: &Summary) {
+fn info_table(summary: &Summary) -> String {
     let Summary {
         width,
         height,
@@ -206,28 +200,36 @@ fn print_info(summary: &Summary) {
         descriptions,
     } = summary;
     let or_none = |text: Option<String>| text.unwrap_or_else(|| "none".into());
-    println!("size        {width} x {height} pixels, {bands} bands of {dtype}");
-    println!(
-        "reference   {}",
-        or_none(epsg.map(|code| format!("EPSG:{code}")))
-    );
-    println!(
-        "affine      {}",
-        or_none(affine.map(|letters| format!("{letters:?}")))
-    );
-    println!(
-        "nodata      {}",
-        or_none(nodata.map(|value| value.to_string()))
-    );
-    println!("overviews   {overviews:?}");
+    let overviews: Vec<String> = overviews.iter().map(ToString::to_string).collect();
+    let overviews = (!overviews.is_empty()).then(|| overviews.join(", "));
+    let mut lines = vec![
+        format!(
+            "size        {width} x {height} pixels, {} of {dtype}",
+            counted(*bands, "band")
+        ),
+        format!(
+            "reference   {}",
+            or_none(epsg.map(|code| format!("EPSG:{code}")))
+        ),
+        format!(
+            "affine      {}",
+            or_none(affine.map(|letters| format!("{letters:?}")))
+        ),
+        format!(
+            "nodata      {}",
+            or_none(nodata.map(|value| value.to_string()))
+        ),
+        format!("overviews   {}", or_none(overviews)),
+    ];
     for (band, (mean, description)) in mean.iter().zip(descriptions).enumerate() {
         let mean = or_none(mean.map(|mean| format!("{mean:.4}")));
-        println!(
+        lines.push(format!(
             "band {:<6} {:<10} mean {mean}",
             band + 1,
             description.as_deref().unwrap_or("")
-        );
+        ));
     }
+    lines.join("\n") + "\n"
 }
 
 fn report(arguments: ReportArguments) -> Result<()> {
@@ -241,8 +243,7 @@ fn report(arguments: ReportArguments) -> Result<()> {
     let beside: PathBuf = out.join("prediction.tif");
     let prediction = prediction.or_else(|| beside.is_file().then_some(beside));
     report::write(&run, &out, prediction.as_deref())?;
-    println!("{}", out.join("report.html").display());
-    Ok(())
+    print(&format!("{}\n", out.join("report.html").display()))
 }
 
 fn load(path: &Path, flags: &ConfigFlags) -> Result<Config> {

@@ -17,6 +17,7 @@ pub use terrashard_models::{Loss, ModelConfig};
 
 use std::path::Path;
 
+use terrashard_layout::Stage;
 use toml::{Table, Value};
 
 use crate::error::{Error, Result};
@@ -142,6 +143,16 @@ impl Config {
                 "train.warmup_steps",
                 train.warmup_steps,
                 format!("less than `train.steps` = {}", train.steps),
+            ));
+        }
+        if self.zero.persist_bytes > 0 && self.zero.stage != Stage::Three {
+            return Err(Error::invalid(
+                "zero.persist_bytes",
+                self.zero.persist_bytes,
+                format!(
+                    "0 at stage {}, which keeps all parameters whole on every rank",
+                    self.zero.stage
+                ),
             ));
         }
         if let Ranks::Count(count) = self.zero.ranks {

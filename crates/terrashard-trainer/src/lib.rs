@@ -28,6 +28,7 @@ pub mod arguments;
 pub mod band_stack;
 pub mod commands;
 pub mod config;
+pub mod console;
 pub mod dataset;
 mod error;
 pub mod evaluation;

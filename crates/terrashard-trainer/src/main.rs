@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use terrashard_trainer::arguments::Arguments;
-use terrashard_trainer::commands;
+use terrashard_trainer::{commands, console};
 
 fn main() -> ExitCode {
     match commands::run(Arguments::parse()) {
@@ -15,7 +15,7 @@ fn main() -> ExitCode {
                 .lines()
                 .map(|line| line.trim().to_string())
                 .collect();
-            eprintln!("error: {}", line.join(" "));
+            console::tell(&format!("error: {}", line.join(" ")));
             ExitCode::from(error.exit_code())
         }
     }

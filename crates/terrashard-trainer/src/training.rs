@@ -76,12 +76,18 @@ impl Plan<'_> {
 /// never from the number of ranks; batch statistics are taken over all ranks.
 ///
 /// # Errors
-/// [`Error::InvalidValue`], [`Error::Data`], [`Error::Batch`], [`Error::TooFewSamples`],
+/// [`Error::InvalidValue`], [`Error::NotSupported`], [`Error::Data`], [`Error::Batch`], [`Error::TooFewSamples`],
 /// [`Error::RunExists`], [`Error::Checkpoint`] for what is given; [`Error::Rank`], [`Error::Panicked`], [`Error::Save`], [`Error::Write`] while working.
 pub fn fit(config: &Config, options: &FitOptions) -> Result<Fitted> {
     let began = Instant::now();
     if options.stop_after == Some(0) {
         return Err(Error::invalid("--stop-after", 0, "a step, counted from 1"));
+    }
+    if config.model.superres {
+        return Err(Error::NotSupported {
+            key: "model.superres = true".into(),
+            remedy: "no high-resolution target can be named in `data` yet, so set `model.superres = false`".into(),
+        });
     }
     let ranks = config.zero.ranks.count(options.device);
     let chips = Dataset::open(config)?.training_chips(config)?;

@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use crate::console::tell;
+
 /// How progress is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Display {
@@ -95,7 +97,7 @@ impl Progress {
                 if now - *printed >= *every || position == self.length =>
             {
                 *printed = now;
-                eprintln!("{} {position}/{}  {text}", self.unit, self.length);
+                tell(&format!("{} {position}/{}  {text}", self.unit, self.length));
             }
             _ => {}
         }
@@ -112,8 +114,8 @@ impl Progress {
     /// Says something without breaking the display.
     pub fn say(&self, text: &str) {
         match &self.form {
-            Form::Bar(bar) => bar.suspend(|| eprintln!("{text}")),
-            Form::Lines { .. } => eprintln!("{text}"),
+            Form::Bar(bar) => bar.suspend(|| tell(text)),
+            Form::Lines { .. } => tell(text),
             Form::Quiet => {}
         }
     }

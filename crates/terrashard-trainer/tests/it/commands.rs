@@ -206,6 +206,19 @@ fn bad_input_is_refused_in_one_line() {
     check("train.stpes=3", &["`train.stpes`", "`train.steps`"]);
     check("zero.ranks=500", &["500", "ranks", "lower `zero.ranks`"]);
     check("train.micro_batch=5", &["train.global_batch", "multiple"]);
+    check(
+        "model.superres=true",
+        &[
+            "`model.superres = true` is not supported yet",
+            "no high-resolution target",
+            "set `model.superres = false`",
+        ],
+    );
+    check("model.classes=3", &["`model.classes = 3`", "`classes = 1`"]);
+    check(
+        "zero.persist_bytes=4096",
+        &["`zero.persist_bytes`: got 4096", "0 at stage 0"],
+    );
     check("data.test=\"west\"", &["`train` and `test` share"]);
     check(
         "zero.stage=3",
@@ -214,6 +227,46 @@ fn bad_input_is_refused_in_one_line() {
             "use stage 0, 1 or 2",
         ],
     );
+}
+
+/// As of `terrashard … | head -1`.
+#[test]
+fn a_closed_standard_output_is_no_failure() {
+    let scenario = Scenario::new();
+    let fit = ["fit", "run.toml", "--run", "run", "--stop-after", "1"];
+    succeed(&scenario, &[&fit[..], &["--quiet"]].concat());
+    for arguments in [
+        &["test", "run.toml", "--checkpoint", "run", "--quiet"][..],
+        &["info", "image.tif"],
+        &["info", "image.tif", "--json"],
+        &["export", "run", "-o", "model.safetensors"],
+        &["--help"],
+    ] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = scenario.command(arguments);
+        let output = command.stdout(writer).output().unwrap();
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(
+            (output.status.code(), message.as_str()),
+            (Some(0), ""),
+            "{arguments:?}"
+        );
+    }
+    assert!(scenario.path("run/test.json").exists());
+    // Nor is a closed standard error.
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let fit = [
+        "fit",
+        "run.toml",
+        "--run",
+        "run",
+        "--set",
+        "log.seconds=1e-9",
+    ];
+    let status = scenario.command(&fit).stderr(writer).status().unwrap();
+    assert_eq!(status.code(), Some(0));
 }
 
 #[test]

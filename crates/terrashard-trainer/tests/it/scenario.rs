@@ -141,12 +141,14 @@ impl Scenario {
 
     /// Runs the program in the scenario's folder.
     pub(crate) fn terrashard(&self, arguments: &[&str]) -> Output {
-        let program = Path::new(env!("CARGO_BIN_EXE_terrashard"));
-        Command::new(program)
-            .args(arguments)
-            .current_dir(self.folder.path())
-            .output()
-            .unwrap()
+        self.command(arguments).output().unwrap()
+    }
+
+    /// The program in the scenario's folder, to be run.
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(Path::new(env!("CARGO_BIN_EXE_terrashard")));
+        command.args(arguments).current_dir(self.folder.path());
+        command
     }
 }
 
