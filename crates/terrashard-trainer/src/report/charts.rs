@@ -21,8 +21,8 @@ pub(super) struct Bar {
     pub parts: Vec<(&'static str, f64)>,
     /// Stands behind it.
     pub text: String,
-    /// Whether it is the one that the run used.
-    pub chosen: bool,
+    /// CSS class of the whole row.
+    pub class: &'static str,
 }
 
 /// A rectangle in the SVG's units.
@@ -84,12 +84,12 @@ impl Axis {
 
 /// Lines over steps with axes; `mark` is a step with a note, drawn as a dashed upright.
 pub(super) fn lines(lines: &[Line], mark: Option<(f64, String)>) -> String {
-    let (width, height) = (920.0, 300.0);
+    let (width, height) = (920.0, 312.0);
     let frame = Frame {
-        left: 58.0,
+        left: 66.0,
         top: 14.0,
-        right: width - 10.0,
-        bottom: height - 34.0,
+        right: width - 16.0,
+        bottom: height - 46.0,
     };
     let all = lines.iter().flat_map(|line| line.points.iter().copied());
     let last = all.clone().map(|(step, _)| step).fold(1.0, f64::max);
@@ -124,6 +124,17 @@ pub(super) fn lines(lines: &[Line], mark: Option<(f64, String)>) -> String {
             number(tick)
         );
     }
+    let middle = (
+        (frame.left + frame.right) / 2.0,
+        (frame.top + frame.bottom) / 2.0,
+    );
+    let _ = write!(
+        svg,
+        r#"<text class="tick" x="{:.1}" y="{:.1}" text-anchor="middle">step</text><text class="tick" transform="translate(12 {:.1}) rotate(-90)" text-anchor="middle">loss</text>"#,
+        middle.0,
+        height - 6.0,
+        middle.1
+    );
     if let Some((step, note)) = mark {
         let (at, flip) = (x(step), step > 0.8 * last);
         let (anchor, shift) = if flip { ("end", -6.0) } else { ("start", 6.0) };
@@ -156,16 +167,17 @@ pub(super) fn lines(lines: &[Line], mark: Option<(f64, String)>) -> String {
 /// Bars below each other on one scale.
 pub(super) fn bars(bars: &[Bar]) -> String {
     let (width, row) = (920.0, 34.0);
-    let (left, right) = (96.0, width - 110.0);
+    let (left, right) = (150.0, width - 110.0);
     let total = |bar: &Bar| bar.parts.iter().map(|(_, value)| value).sum::<f64>();
     let longest = bars.iter().map(total).fold(f64::MIN_POSITIVE, f64::max);
     let mut svg = open(width, row * bars.len() as f64, "Memory per rank");
     for (index, bar) in bars.iter().enumerate() {
         let top = row * index as f64;
-        let class = if bar.chosen { "label chosen" } else { "label" };
         let _ = write!(
             svg,
-            r#"<text class="{class}" x="0" y="{:.1}">{}</text>"#,
+            r#"<g class="{}"><rect class="band" x="0" y="{top:.1}" width="{width:.1}" height="{:.1}" rx="4"/><text class="label" x="8" y="{:.1}">{}</text>"#,
+            bar.class,
+            row - 2.0,
             top + 21.0,
             escape(&bar.label)
         );
@@ -182,7 +194,7 @@ pub(super) fn bars(bars: &[Bar]) -> String {
         }
         let _ = write!(
             svg,
-            r#"<text class="{class}" x="{:.1}" y="{:.1}">{}</text>"#,
+            r#"<text class="label" x="{:.1}" y="{:.1}">{}</text></g>"#,
             at + 8.0,
             top + 21.0,
             escape(&bar.text)
@@ -191,23 +203,25 @@ pub(super) fn bars(bars: &[Bar]) -> String {
     svg + "</svg>"
 }
 
-/// Points averaged with a weight that falls by `factor` with each step back.
-pub(super) fn smooth(points: &[(f64, f64)], factor: f64) -> Vec<(f64, f64)> {
-    let (mut sum, mut weight) = (0.0, 0.0);
-    let mut average = |(step, value): &(f64, f64)| {
-        sum = sum * factor + value;
-        weight = weight * factor + 1.0;
-        (*step, sum / weight)
+/// Each point's mean with as many neighbours on either side: `reach`, or what is left towards the nearer end. Always centred,
+/// so that the curve never lags behind a fall.
+pub(super) fn smooth(points: &[(f64, f64)], reach: usize) -> Vec<(f64, f64)> {
+    let average = |(at, (step, _)): (usize, &(f64, f64))| {
+        let reach = reach.min(at).min(points.len() - 1 - at);
+        let around = &points[at - reach..=at + reach];
+        let sum = around.iter().map(|(_, value)| value).sum::<f64>();
+        (*step, sum / around.len() as f64)
     };
-    points.iter().map(&mut average).collect()
+    points.iter().enumerate().map(average).collect()
 }
 
-/// At most about `count` points, each the mean of its neighbours, so that a long run makes no long file.
+/// At most about `count` points, each the mean of neighbours and in their middle, so that a long run makes no long file.
 pub(super) fn thin(points: &[(f64, f64)], count: usize) -> Vec<(f64, f64)> {
     let size = points.len().div_ceil(count).max(1);
     let mean = |chunk: &[(f64, f64)]| {
         let sum = chunk.iter().map(|(_, value)| value).sum::<f64>();
-        (chunk[chunk.len() - 1].0, sum / chunk.len() as f64)
+        let middle = (chunk[0].0 + chunk[chunk.len() - 1].0) / 2.0;
+        (middle, sum / chunk.len() as f64)
     };
     points.chunks(size).map(mean).collect()
 }
@@ -286,13 +300,15 @@ mod tests {
         };
         let svg = lines(&[line], None);
         // Bottom left to 5 % below the top right of the frame.
-        assert!(svg.contains(r#"d="M58.0 266.0L910.0 26.0""#), "{svg}");
+        assert!(svg.contains(r#"d="M66.0 266.0L904.0 26.0""#), "{svg}");
     }
 
     #[test]
-    fn smoothing_forgets_and_thinning_averages() {
-        let points = [(1.0, 4.0), (2.0, 2.0), (3.0, 0.0)];
-        assert_eq!(smooth(&points, 0.5)[1], (2.0, 4.0 / 1.5));
-        assert_eq!(thin(&points, 2), [(2.0, 3.0), (3.0, 0.0)]);
+    fn smoothing_is_centred_and_thinning_averages() {
+        let points = [(1.0, 4.0), (2.0, 2.0), (3.0, 0.0), (4.0, 1.0), (5.0, 8.0)];
+        let expected = [(1.0, 4.0), (2.0, 2.0), (3.0, 3.0), (4.0, 3.0), (5.0, 8.0)];
+        assert_eq!(smooth(&points, 2), expected);
+        assert_eq!(smooth(&[], 2), []);
+        assert_eq!(thin(&points[..3], 2), [(1.5, 3.0), (3.0, 0.0)]);
     }
 }

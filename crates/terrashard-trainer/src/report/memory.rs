@@ -5,27 +5,62 @@ use terrashard_layout::RankBytes;
 use super::charts::{self, Bar};
 use crate::record::{HeldBytes, SessionRecord};
 
+/// What a line stands for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// A stage that the run did not use, by prediction.
+    Other,
+    /// The run's stage, by prediction.
+    Used,
+    /// The run's stage, counted.
+    Counted,
+    /// A stage that is not offered yet, by prediction.
+    Planned,
+}
+
+impl Kind {
+    fn of(stage: usize, used: usize) -> Self {
+        match stage {
+            _ if stage == used => Kind::Used,
+            3 => Kind::Planned,
+            _ => Kind::Other,
+        }
+    }
+
+    fn class(self) -> &'static str {
+        match self {
+            Kind::Other => "other",
+            Kind::Used => "used",
+            Kind::Counted => "counted",
+            Kind::Planned => "planned",
+        }
+    }
+}
+
 /// One line of chart and table.
 struct Entry {
     label: String,
     states: HeldBytes,
     /// The largest bucket on its way, where that is known.
     bucket: Option<u64>,
-    chosen: bool,
+    kind: Kind,
 }
 
 impl Entry {
-    fn predicted(stage: usize, bytes: &RankBytes, chosen: bool) -> Self {
+    fn predicted(stage: usize, bytes: &RankBytes, kind: Kind) -> Self {
         let states = HeldBytes {
             parameters: bytes.parameters,
             gradients: bytes.gradients,
             optimizer: bytes.optimizer(),
         };
         Self {
-            label: format!("Stage {stage}"),
+            label: match kind {
+                Kind::Planned => format!("Stage {stage}, planned"),
+                _ => format!("Stage {stage}"),
+            },
             states,
             bucket: Some(bytes.buckets),
-            chosen,
+            kind,
         }
     }
 
@@ -43,7 +78,7 @@ impl Entry {
                 ("optimizer", optimizer as f64),
             ],
             text: mebibytes(self.states.total()),
-            chosen: self.chosen,
+            class: self.kind.class(),
         }
     }
 
@@ -53,7 +88,7 @@ impl Entry {
             gradients,
             optimizer,
         } = self.states;
-        let class = if self.chosen { " class=\"chosen\"" } else { "" };
+        let class = self.kind.class();
         let share = 100.0 * self.states.total() as f64 / whole as f64;
         let cells = [
             mebibytes(parameters),
@@ -68,7 +103,7 @@ impl Entry {
             .map(|text| format!("<td>{text}</td>"))
             .collect();
         format!(
-            "<tr{class}><th scope=\"row\">{}</th>{cells}</tr>",
+            "<tr class=\"{class}\"><th scope=\"row\">{}</th>{cells}</tr>",
             self.label
         )
     }
@@ -79,16 +114,16 @@ pub(super) fn section(session: &SessionRecord) -> String {
     let used = usize::from(u8::from(session.stage));
     let predicted = session.predicted.iter().enumerate();
     let mut entries: Vec<Entry> = predicted
-        .map(|(stage, bytes)| Entry::predicted(stage, bytes, stage == used))
+        .map(|(stage, bytes)| Entry::predicted(stage, bytes, Kind::of(stage, used)))
         .collect();
     let Some(whole) = entries.first().map(|entry| entry.states.total()) else {
         return String::new();
     };
     let counted = Entry {
-        label: "Counted".into(),
+        label: format!("Stage {used}, counted"),
         states: session.counted,
         bucket: None,
-        chosen: true,
+        kind: Kind::Counted,
     };
     entries.insert((used + 1).min(entries.len()), counted);
     let bars: Vec<Bar> = entries.iter().map(Entry::bar).collect();
@@ -110,12 +145,13 @@ pub(super) fn section(session: &SessionRecord) -> String {
         ranks => format!("each of {ranks} ranks"),
     };
     format!(
-        "<section><h2>Memory per rank</h2><figure>{}<figcaption class=\"key\"><i class=\"parameters\"></i> parameters \
+        "<section><h2>Memory per rank</h2><figure><div class=\"scroll\">{}</div><figcaption class=\"key\"><i class=\"parameters\"></i> parameters \
          <i class=\"gradients\"></i> gradients <i class=\"optimizer\"></i> optimizer states</figcaption></figure>\
-         <table class=\"numbers\"><thead><tr><th></th>{columns}</tr></thead><tbody>{rows}</tbody></table>\
+         <div class=\"scroll\"><table class=\"numbers\"><thead><tr><th></th>{columns}</tr></thead><tbody>{rows}</tbody></table></div>\
          <p class=\"prose\">Model states on {ranks}. The stages are predicted from the shard table; “Counted” is what \
          the tensors of this run, at stage {used}, really took on the fullest rank. Activations come on top and are the \
-         same at every stage.</p></section>\n",
+         same at every stage. At stage 1 gradients are whole only while micro-batches add up; with one micro-batch a \
+         step they are reduced as they arrive.</p></section>\n",
         charts::bars(&bars),
     )
 }

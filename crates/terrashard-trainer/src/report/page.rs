@@ -35,11 +35,17 @@ pub(super) fn render(content: &Content<'_>) -> String {
         figures(content),
         loss(content),
         scores::section(content),
-        pictures("Scene", "scene", &content.panels.scene),
+        pictures(
+            "Scene",
+            "scene",
+            &content.panels.scene,
+            &content.panels.border,
+        ),
         pictures(
             "Detail of the test region",
             "detail",
             &content.panels.detail,
+            "",
         ),
         picture_note(content.panels),
         content
@@ -148,7 +154,7 @@ fn loss(content: &Content<'_>) -> String {
             class: "loss-raw",
         },
         Line {
-            points: charts::thin(&charts::smooth(&points, 0.95), 600),
+            points: charts::thin(&charts::smooth(&points, 10), 600),
             class: "loss",
         },
     ];
@@ -157,12 +163,13 @@ fn loss(content: &Content<'_>) -> String {
         .resumed_from_step
         .map(|step| (step as f64, format!("resumed after step {step}")));
     format!(
-        "<section><h2>Loss</h2><figure class=\"wide\">{}<figcaption>Each step (thin) and averaged over about twenty steps (bold).</figcaption></figure></section>\n",
+        "<section><h2>Loss</h2><figure><div class=\"scroll\">{}</div><figcaption>Each step (thin) and the mean of the 21 steps around it (bold; fewer at both ends).</figcaption></figure></section>\n",
         charts::lines(&lines, mark)
     )
 }
 
-fn pictures(title: &str, class: &str, panels: &[Panel]) -> String {
+/// Panels with their legend; `border` tells what is drawn as a line, if anything is.
+fn pictures(title: &str, class: &str, panels: &[Panel], border: &str) -> String {
     if panels.is_empty() {
         return String::new();
     }
@@ -173,9 +180,13 @@ fn pictures(title: &str, class: &str, panels: &[Panel]) -> String {
             panel.address
         )
     };
+    let border = match border {
+        "" => String::new(),
+        text => format!(" <i class=\"border\"></i> {}", escape(text)),
+    };
     let figures: String = panels.iter().map(figure).collect();
     format!(
-        "<section><h2>{title}</h2><div class=\"panels {class}\">{figures}</div><p class=\"key\"><i class=\"foreground\"></i> foreground <i class=\"background\"></i> background <i class=\"ignored\"></i> not labelled</p></section>\n"
+        "<section><h2>{title}</h2><div class=\"panels {class}\">{figures}</div><p class=\"key\"><i class=\"foreground\"></i> foreground <i class=\"background\"></i> background <i class=\"ignored\"></i> not labelled{border}</p></section>\n"
     )
 }
 

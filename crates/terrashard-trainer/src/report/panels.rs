@@ -4,11 +4,12 @@ use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
 use terrashard_data::Scene;
+use terrashard_data::baseline::{self, Upsampling};
 use terrashard_raster::{RasterSource, Samples, Window};
 
 use super::pictures::Picture;
 use super::shore;
-use crate::config::Config;
+use crate::config::{Config, Region};
 use crate::dataset::{self, Dataset};
 use crate::error::Result;
 
@@ -38,10 +39,12 @@ impl Panel {
 /// Pictures of the first scene.
 #[derive(Debug, Default)]
 pub(super) struct Panels {
-    /// The whole scene, reduced.
+    /// The whole scene, reduced, with the borders of its regions.
     pub scene: Vec<Panel>,
     /// A part of the test region with much of both classes, pixel by pixel.
     pub detail: Vec<Panel>,
+    /// What the lines in the pictures of the scene are.
+    pub border: String,
     /// Whose the pictures are, or why there are none.
     pub note: String,
     /// Width of the zone along the shore, where the scenes agree on one.
@@ -71,9 +74,19 @@ impl Panels {
         let prediction = prediction.as_ref().map(|map| map as &dyn RasterSource);
         let step = scene.width().div_ceil(SCENE_WIDTH);
         let detail = busiest(&scene, test)?;
+        let train = config
+            .data
+            .train
+            .window("train", scene.width(), scene.height())?;
+        let regions = [train, test];
         Ok(Self {
-            scene: draw(&scene, scene.window(), prediction, step)?,
-            detail: draw(&scene, detail, prediction, 1)?,
+            scene: draw(&scene, scene.window(), prediction, step, &regions)?,
+            detail: draw(&scene, detail, prediction, 1, &[])?,
+            border: format!(
+                "border between the regions trained on ({}) and tested on ({})",
+                region_name(config.data.train),
+                region_name(config.data.test)
+            ),
             note: attribution(scene.image().path()),
             shore_metres: shore_metres(&dataset),
         })
@@ -115,29 +128,53 @@ fn shore_metres(dataset: &Dataset) -> Option<f64> {
     widths.all(|width| width == Some(first)).then_some(first)
 }
 
-/// Image, label and prediction of a window; every `step`-th pixel of the image, and as much of the maps together.
+/// A region as the configuration writes it.
+fn region_name(region: Region) -> String {
+    match toml::Value::try_from(region) {
+        Ok(toml::Value::String(name)) => name,
+        Ok(value) => value.to_string(),
+        Err(_) => String::new(),
+    }
+}
+
+/// Image, label, prediction and, pixel by pixel, the baseline's map of a window; every `step`-th pixel of the image, as much of
+/// the maps together, and the outlines of `regions`, which are counted from the window's corner.
 fn draw(
     scene: &Scene,
     window: Window,
     prediction: Option<&dyn RasterSource>,
     step: usize,
+    regions: &[Window],
 ) -> Result<Vec<Panel>> {
     let fine = window.scaled(scene.scale());
     // In detail a map shows each of its pixels; a whole scene's map is as small as its image.
     let together = if step == 1 { 1 } else { step * scene.scale() };
     let map = |classes: &[u8]| Picture::of_classes(fine.width, fine.height, classes, together);
-    let mut panels = vec![Panel::new(
+    let panel = |caption: &str, mut picture: Picture| {
+        for region in regions {
+            let edges = [region.col, region.row, region.col_end(), region.row_end()];
+            picture.outline(edges.map(|edge| edge.div_ceil(step)));
+        }
+        Panel::new(caption, &picture)
+    };
+    let mut panels = vec![panel(
         "Image, red, green and blue",
-        &image(scene, window, step)?,
+        image(scene, window, step)?,
     )];
     if scene.has_mask() {
-        panels.push(Panel::new("Label", &map(&scene.labels(window)?)));
+        panels.push(panel("Label", map(&scene.labels(window)?)));
     }
     if let Some(source) = prediction
         && source.metadata().window() == scene.window().scaled(scene.scale())
         && let Samples::U8(classes) = source.read_window(fine)?.into_samples()
     {
-        panels.push(Panel::new("Prediction", &map(&classes)));
+        panels.push(panel("Prediction", map(&classes)));
+    }
+    // An image that does not name its bands has no baseline.
+    if step == 1
+        && let Ok(classes) = baseline::ndwi_water(scene, window, Upsampling::Nearest)
+    {
+        panels.push(panel("NDWI baseline", map(&classes)));
     }
     Ok(panels)
 }
@@ -215,6 +252,15 @@ mod tests {
         let product = Path::new("/scenes/S2B_T33UUU_20170216_L1C.tif");
         assert!(attribution(product).ends_with("Contains modified Copernicus Sentinel data."));
         assert!(attribution(Path::new("/S2A_/plain.tif")).ends_with("attribution apply."));
+    }
+
+    #[test]
+    fn regions_are_named_as_written() {
+        assert_eq!(region_name(Region::West), "west");
+        assert_eq!(
+            region_name(Region::Pixels([0, 1, 2, 3])),
+            "{ pixels = [0, 1, 2, 3] }"
+        );
     }
 
     #[test]

@@ -20,6 +20,8 @@ const CLIPPED: f64 = 0.02;
 const BACKGROUND: [u8; 3] = [236, 233, 225];
 const FOREGROUND: [u8; 3] = [37, 99, 168];
 const IGNORED: [u8; 3] = [190, 187, 180];
+/// Lines drawn over a picture.
+const BORDER: [u8; 3] = [214, 84, 40];
 
 impl Picture {
     /// Red, green and blue, each stretched between its 2nd and 98th percentile; NaN is black.
@@ -94,6 +96,36 @@ impl Picture {
         }
     }
 
+    /// Draws the edges of the rectangle from (`left`, `top`) to (`right`, `bottom`), one pixel to either side of each. Edges that
+    /// the rectangle shares with the picture are left out.
+    pub(super) fn outline(&mut self, [left, top, right, bottom]: [usize; 4]) {
+        let (width, height) = (self.width, self.height);
+        let (right, bottom) = (right.min(width), bottom.min(height));
+        for column in [left, right]
+            .into_iter()
+            .filter(|at| *at > 0 && *at < width)
+        {
+            for row in top..bottom {
+                self.paint(column - 1, row);
+                self.paint(column, row);
+            }
+        }
+        for row in [top, bottom]
+            .into_iter()
+            .filter(|at| *at > 0 && *at < height)
+        {
+            for column in left..right {
+                self.paint(column, row - 1);
+                self.paint(column, row);
+            }
+        }
+    }
+
+    fn paint(&mut self, column: usize, row: usize) {
+        let at = (row * self.width + column) * 3;
+        self.pixels[at..at + 3].copy_from_slice(&BORDER);
+    }
+
     /// A `data:` address that holds the picture as PNG.
     pub(super) fn data_uri(&self) -> String {
         let mut bytes = Vec::new();
@@ -127,6 +159,24 @@ mod tests {
         let picture = Picture::of_classes(3, 2, &[0, 1, 255, 0, 1, 255], 2);
         assert_eq!((picture.width, picture.height), (2, 1));
         assert_eq!(picture.pixels, [137, 166, 197, 190, 187, 180]);
+    }
+
+    #[test]
+    fn an_outline_has_no_edge_at_the_border() {
+        let mut picture = Picture {
+            width: 5,
+            height: 3,
+            pixels: vec![0; 45],
+        };
+        // The right part: its left edge alone lies inside.
+        picture.outline([3, 0, 5, 3]);
+        for row in picture.pixels.chunks_exact(15) {
+            let painted: Vec<bool> = row.chunks_exact(3).map(|pixel| pixel == BORDER).collect();
+            assert_eq!(painted, [false, false, true, true, false]);
+        }
+        picture.outline([0, 2, 1, 3]);
+        assert_eq!(picture.pixels[15..18], BORDER);
+        assert_eq!(picture.pixels[..3], [0; 3]);
     }
 
     #[test]

@@ -14,17 +14,11 @@ pub(super) fn section(content: &Content<'_>) -> String {
     };
     let baseline = test.baseline.as_ref();
     let near = shore::near(content.panels.shore_metres);
-    let notes = [
-        stale(content),
-        content
-            .region
-            .map(|region| format!("test region: {}", escape(region))),
-    ];
-    let notes: String = notes
-        .into_iter()
-        .flatten()
-        .map(|note| format!("<p class=\"stale\">{note}</p>"))
-        .collect();
+    let stale = stale(content).map(|sentence| format!("<p class=\"stale\">{sentence}</p>"));
+    let region = content
+        .region
+        .map(|region| format!("<p>test region: {}</p>", escape(region)));
+    let notes: String = [stale, region].into_iter().flatten().collect();
     let mut rows = String::new();
     let mut row = |label: &str, value: fn(&Scores) -> Option<f64>| {
         let cell = |scores| format!("<td>{}</td>", value(scores).map_or("–".into(), score));
@@ -38,8 +32,8 @@ pub(super) fn section(content: &Content<'_>) -> String {
     row("Recall", |scores| scores.recall);
     let column = baseline.map_or("", |_| "<th scope=\"col\">NDWI baseline</th>");
     format!(
-        "<section><h2>Test</h2><div class=\"beside\"><table><thead><tr><th></th>\
-         <th scope=\"col\">Model</th>{column}</tr></thead><tbody>{rows}</tbody></table>\
+        "<section><h2>Test</h2><div class=\"beside\"><div class=\"scroll\"><table><thead><tr><th></th>\
+         <th scope=\"col\">Model</th>{column}</tr></thead><tbody>{rows}</tbody></table></div>\
          <div class=\"prose\">{}</div></div></section>\n",
         notes + &standing(test, &near, content.baseline_note)
     )
