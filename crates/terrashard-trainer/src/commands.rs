@@ -126,8 +126,8 @@ fn test_table(record: &TestRecord) -> String {
         line("precision", |scores| scores.precision),
         line("recall", |scores| scores.recall),
         format!(
-            "{} valid pixels, probability above {}",
-            record.valid_pixels, record.threshold
+            "{} valid pixels of {}, probability above {}",
+            record.valid_pixels, record.region, record.threshold
         ),
     ];
     lines.join("\n") + "\n"

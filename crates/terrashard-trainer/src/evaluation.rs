@@ -14,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::mapping::{Mapping, Receive};
 use crate::record::{Display, Progress, Scores, TestRecord};
 use crate::trained_model::TrainedModel;
+use crate::training::same_scenes;
 
 /// Measures a checkpoint on the test regions of a configuration's scenes.
 ///
@@ -89,8 +90,26 @@ pub fn test(
         baseline: theirs.as_ref().map(Scores::of),
         checkpoint: trained.source().path().into(),
         step: trained.step,
+        region: region(config, &trained),
         seconds: began.elapsed().as_secs_f64(),
     })
+}
+
+/// What is measured on, in words: `east`, or `east of other.tif` where the model was trained on other scenes.
+fn region(config: &Config, trained: &TrainedModel) -> String {
+    let data = &config.data;
+    let value = toml::Value::try_from(data.test).expect("a region is a plain value");
+    let part = value
+        .as_str()
+        .map_or_else(|| value.to_string(), ToString::to_string);
+    if trained.scenes.is_empty() || same_scenes(&data.scenes, &trained.scenes) {
+        return part;
+    }
+    let names = data.scenes.iter().map(|scene| {
+        let name = scene.image.file_name().unwrap_or_default();
+        name.to_string_lossy().into_owned()
+    });
+    format!("{part} of {}", names.collect::<Vec<_>>().join(", "))
 }
 
 /// The baseline's score, or none where the image does not name the bands that it needs.

@@ -141,6 +141,9 @@ pub struct TestRecord {
     pub checkpoint: PathBuf,
     /// Its step, if it is a run's.
     pub step: Option<u64>,
+    /// What it was measured on: `data.test`, and the images where they are others than those that the model was trained on.
+    #[serde(default)]
+    pub region: String,
     /// Wall time in seconds.
     pub seconds: f64,
 }

@@ -7,7 +7,7 @@ use serde_json::{Map, json};
 use terrashard_checkpoint::{Checkpoint, ElementType, Kind, ModelDescription, Source, TensorSpec};
 use terrashard_models::{S2s2Net, assign, parameters};
 
-use crate::config::{Band, Config, ModelConfig, Scaling};
+use crate::config::{Band, Config, ModelConfig, Scaling, SceneEntry};
 use crate::error::{Error, Result};
 use crate::training::TOOL;
 
@@ -34,6 +34,8 @@ pub struct TrainedModel {
     pub overlap: usize,
     /// The step of a checkpoint.
     pub step: Option<u64>,
+    /// The scenes that a checkpoint was trained on; an exported file does not tell.
+    pub scenes: Vec<SceneEntry>,
 }
 
 impl TrainedModel {
@@ -59,6 +61,7 @@ impl TrainedModel {
                     tile,
                     overlap,
                     step,
+                    scenes: data.scenes,
                 })
             }
             Source::Model(file) => {
@@ -77,6 +80,7 @@ impl TrainedModel {
                     tile: serde_json::from_value(value("tile")).map_err(bad)?,
                     overlap: serde_json::from_value(value("overlap")).map_err(bad)?,
                     step: serde_json::from_value(value("step")).map_err(bad)?,
+                    scenes: Vec::new(),
                     source,
                 })
             }

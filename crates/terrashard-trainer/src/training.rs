@@ -5,6 +5,7 @@ mod resume;
 mod same_training;
 mod saving;
 
+pub(crate) use same_training::same_scenes;
 pub(crate) use saving::TOOL;
 
 use std::path::Path;

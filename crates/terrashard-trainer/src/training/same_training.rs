@@ -29,7 +29,7 @@ pub(super) fn difference(ours: &Config, theirs: &Config) -> Option<Difference> {
 }
 
 /// Whether two lists name the same scenes. Paths may be written differently, and the files may have moved.
-fn same_scenes(ours: &[SceneEntry], theirs: &[SceneEntry]) -> bool {
+pub(crate) fn same_scenes(ours: &[SceneEntry], theirs: &[SceneEntry]) -> bool {
     let same_mask = |ours: &SceneEntry, theirs: &SceneEntry| match (&ours.mask, &theirs.mask) {
         (Some(ours), Some(theirs)) => same_file(ours, theirs),
         (ours, theirs) => ours == theirs,

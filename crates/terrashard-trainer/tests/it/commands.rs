@@ -44,6 +44,12 @@ fn from_configuration_to_map_and_report() {
         (WIDTH / 2 * HEIGHT * SCALE * SCALE) as u64
     );
     assert_eq!(test["threshold"], 0.5);
+    assert_eq!(
+        (&test["step"], &test["region"]),
+        (&6.into(), &"east".into())
+    );
+    let recorded = fs::read(scenario.path("run/test.json")).unwrap();
+    assert_eq!(serde_json::from_slice::<Value>(&recorded).unwrap(), test);
     // The image does not name its bands.
     assert!(test["baseline"].is_null());
 
@@ -112,6 +118,30 @@ fn from_configuration_to_map_and_report() {
     // Image, label and prediction, whole and in detail, and nothing from elsewhere.
     assert_eq!(page.matches("data:image/png;base64,").count(), 6);
     assert!(!page.contains("http"));
+}
+
+/// `test.json` tells what was measured on, whatever it was.
+#[test]
+fn a_test_on_other_data_is_recorded_as_such() {
+    let scenario = Scenario::new();
+    let fit = ["fit", "run.toml", "--run", "run", "--stop-after", "1"];
+    succeed(&scenario, &[&fit[..], &["--quiet"]].concat());
+    fs::copy(scenario.path("image.tif"), scenario.path("other.tif")).unwrap();
+    let check = |setting: &str, expected: &str| {
+        let test = ["test", "run.toml", "--checkpoint", "run", "--set", setting];
+        succeed(&scenario, &[&test[..], &["--quiet"]].concat());
+        let recorded = fs::read(scenario.path("run/test.json")).unwrap();
+        let recorded: Value = serde_json::from_slice(&recorded).unwrap();
+        assert_eq!(recorded["region"], expected);
+        assert_eq!(recorded["step"], 1);
+    };
+    check("data.tile=48", "east");
+    check(
+        "data.test={ fraction = [0.5, 0.0, 1.0, 0.5] }",
+        "{ fraction = [0.5, 0.0, 1.0, 0.5] }",
+    );
+    let scene = "{ image = \"other.tif\", mask = \"mask.tif\" }";
+    check(&format!("data.scenes=[{scene}]"), "east of other.tif");
 }
 
 #[test]
