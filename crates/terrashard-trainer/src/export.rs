@@ -6,6 +6,7 @@ use serde::Serialize;
 use terrashard_checkpoint::{Source, Weights};
 
 use crate::error::{Error, Result};
+use crate::output_file;
 use crate::trained_model::TrainedModel;
 
 /// What was exported: what `export --json` prints.
@@ -25,7 +26,7 @@ pub struct Exported {
 ///
 /// # Errors
 /// [`Error::Checkpoint`] if there is none or it is damaged, [`Error::NoCheckpoint`] if it is a model file already,
-/// [`Error::Save`].
+/// [`Error::InvalidValue`] if the output is part of what is read, [`Error::Save`].
 pub fn export(checkpoint: &Path, output: &Path) -> Result<Exported> {
     let trained = TrainedModel::open(checkpoint)?;
     let Source::Checkpoint(source) = trained.source() else {
@@ -34,6 +35,7 @@ pub fn export(checkpoint: &Path, output: &Path) -> Result<Exported> {
             remedy: "it is an exported file already; give a run directory or a checkpoint".into(),
         });
     };
+    output_file::check(output, [checkpoint])?;
     terrashard_checkpoint::export(source, output, &trained.description(), Weights::Plain)
         .map_err(Error::save)?;
     let written = TrainedModel::open(output)?;

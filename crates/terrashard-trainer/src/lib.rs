@@ -34,6 +34,7 @@ mod error;
 pub mod evaluation;
 pub mod export;
 pub mod mapping;
+mod output_file;
 pub mod prediction;
 pub mod record;
 pub mod report;

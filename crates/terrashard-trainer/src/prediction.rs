@@ -1,8 +1,8 @@
 //! `predict`: whole scenes to GeoTIFFs of classes, written as they are computed.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+use std::{fs, io};
 
 use burn::tensor::Device;
 use serde::Serialize;
@@ -13,6 +13,7 @@ use crate::band_stack::{self, BandFile};
 use crate::dataset::scene_options;
 use crate::error::{Error, Result};
 use crate::mapping::{Mapping, Receive};
+use crate::output_file;
 use crate::record::{Display, Progress};
 use crate::trained_model::TrainedModel;
 
@@ -62,6 +63,14 @@ pub fn predict(options: &PredictOptions) -> Result<Prediction> {
     let began = Instant::now();
     let trained = TrainedModel::open(&options.checkpoint)?;
     let outputs = outputs(options)?;
+    let read = || {
+        let bands = options.bands.iter().map(|band| band.path.as_path());
+        let inputs = options.inputs.iter().map(PathBuf::as_path);
+        inputs.chain(bands).chain([options.checkpoint.as_path()])
+    };
+    for output in &outputs {
+        output_file::check(output, read())?;
+    }
     let device = Device::flex();
     let network = trained.network(&device)?;
     let overlap = options.overlap.unwrap_or(trained.overlap);
@@ -89,7 +98,7 @@ pub fn predict(options: &PredictOptions) -> Result<Prediction> {
         };
         mapping.run(&scene, scene.window(), &mut map)?;
         map.progress.finish();
-        map.sink.finish()?;
+        map.sink.finish().map_err(unwritten)?;
         pixels += scene.window().scaled(scene.scale()).pixels();
     }
     let seconds = began.elapsed().as_secs_f64();
@@ -163,23 +172,27 @@ fn open(options: &PredictOptions, index: usize, trained: &TrainedModel) -> Resul
 }
 
 fn create(output: &Path, scene: &Scene) -> Result<Box<dyn RasterSink>> {
-    if scene.image().path() == output {
-        return Err(Error::invalid(
-            "--output",
-            output.display(),
-            "another file than the input",
-        ));
-    }
     let folder = output
         .parent()
         .filter(|folder| !folder.as_os_str().is_empty());
     if let Some(folder) = folder {
         fs::create_dir_all(folder).map_err(Error::write(folder))?;
     }
-    Ok(Box::new(GeoTiffSink::create(
-        output,
-        prediction_spec(scene.metadata(), scene.scale()),
-    )?))
+    let spec = prediction_spec(scene.metadata(), scene.scale());
+    Ok(Box::new(
+        GeoTiffSink::create(output, spec).map_err(unwritten)?,
+    ))
+}
+
+/// What a sink says, where the system refuses, as a failure to write: the words for reading are the same.
+fn unwritten(error: terrashard_raster::Error) -> Error {
+    match error {
+        terrashard_raster::Error::Io { path, source, .. } => Error::Write { path, source },
+        terrashard_raster::Error::NotFound { path } => {
+            Error::write(path)(io::ErrorKind::NotFound.into())
+        }
+        other => other.into(),
+    }
 }
 
 /// As many threads as asked for, or as the memory has room for.
@@ -207,7 +220,8 @@ struct Map {
 
 impl Receive for Map {
     fn rows(&mut self, rows: Rows) -> Result<()> {
-        Ok(self.sink.write(&rows.classes(self.threshold)?)?)
+        let classes = rows.classes(self.threshold)?;
+        self.sink.write(&classes).map_err(unwritten)
     }
 
     fn window(&mut self, done: usize, windows: usize) {

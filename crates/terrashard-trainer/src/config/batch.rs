@@ -1,5 +1,7 @@
 //! How many samples a step takes, and how they are shared among ranks and micro-batches.
 
+use terrashard_models::Loss;
+
 use super::TrainSection;
 use crate::error::{Error, Result};
 
@@ -18,7 +20,8 @@ impl Batch {
     /// Derives the sizes that are not given. Without any of the three a step is one sample on each rank.
     ///
     /// # Errors
-    /// [`Error::Batch`] if the sizes given do not fit each other or the ranks.
+    /// [`Error::Batch`] if the sizes given do not fit each other or the ranks, [`Error::NotSupported`] for accumulation with
+    /// a loss that is no sum over samples.
     pub fn resolve(train: &TrainSection, ranks: usize) -> Result<Self> {
         let unfit = |reason: String| Error::Batch { ranks, reason };
         let divide = |global: usize, (name, by): (&str, usize)| match by > 0
@@ -41,6 +44,15 @@ impl Batch {
         };
         if micro == 0 || accumulate == 0 {
             return Err(unfit("a size is 0".into()));
+        }
+        if accumulate > 1 && train.loss == Loss::BceDice {
+            // Dice is a ratio of sums over the whole step; micro-batches one after another cannot share its sums.
+            return Err(Error::NotSupported {
+                key: format!("train.accumulate = {accumulate} with train.loss = bce_dice"),
+                remedy:
+                    "use `train.loss = \"focal\"`, or fewer samples a step without accumulation"
+                        .into(),
+            });
         }
         let global = micro * accumulate * ranks;
         match train.global_batch {
@@ -92,6 +104,26 @@ mod tests {
         check([Some(12), None, None], 4, (12, 3, 1));
         check([None, Some(5), None], 2, (10, 5, 1));
         check([None, None, None], 2, (2, 1, 1));
+    }
+
+    #[test]
+    fn dice_is_never_taken_over_a_part_of_the_step() {
+        let resolve = |loss, accumulate| {
+            let train = TrainSection {
+                loss,
+                global_batch: Some(12),
+                accumulate: Some(accumulate),
+                ..TrainSection::default()
+            };
+            Batch::resolve(&train, 2)
+        };
+        assert!(resolve(Loss::Focal, 3).is_ok());
+        assert!(resolve(Loss::BceDice, 1).is_ok());
+        let message = resolve(Loss::BceDice, 3).unwrap_err().to_string();
+        assert!(
+            message.contains("train.accumulate = 3 with train.loss = bce_dice"),
+            "{message}"
+        );
     }
 
     #[test]
