@@ -154,6 +154,12 @@ impl ModelConfig {
                 );
             }
         }
+        if let Some(even) = self.patch.iter().find(|patch| patch.is_multiple_of(2)) {
+            return wrong(
+                "patch",
+                format!("has a kernel of {even} pixels: use odd ones, which have a middle"),
+            );
+        }
         if self.classes == 2 {
             return wrong(
                 "classes",
@@ -241,6 +247,13 @@ mod tests {
                 ..b0()
             },
             "`model.heads` has 3 heads for 64 channels: use a divisor of 64",
+        );
+        check_rejected(
+            ModelConfig {
+                patch: [7, 3, 2, 3],
+                ..b0()
+            },
+            "`model.patch` has a kernel of 2 pixels: use odd ones, which have a middle",
         );
         check_rejected(
             ModelConfig { bands: 0, ..b0() },
