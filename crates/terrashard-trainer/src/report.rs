@@ -11,7 +11,7 @@ mod shore;
 
 use std::path::Path;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use terrashard_layout::Stage;
 
 use crate::config::Config;
@@ -76,15 +76,10 @@ pub fn write(run: &RunDirectory, out: &Path, prediction: Option<&Path>) -> Resul
         baseline: test.as_ref().and_then(|test| test.baseline.clone()),
         test,
     };
-    let region = match run.test().exists() {
-        true => tested_region(&run.test())?,
-        false => None,
-    };
     let folder = std::path::absolute(run.root()).map_err(Error::read(run.root()))?;
     let panels = Panels::draw(&config, prediction)?;
     let page = page::render(&Content {
         name: &last.name,
-        region: region.as_deref(),
         report: &report,
         steps: &steps,
         sessions: &sessions,
@@ -96,21 +91,6 @@ pub fn write(run: &RunDirectory, out: &Path, prediction: Option<&Path>) -> Resul
     let json = serde_json::to_string_pretty(&report).expect("a report is plain data");
     replace(&out.join("report.json"), (json + "\n").as_bytes())?;
     replace(&out.join("report.html"), page.as_bytes())
-}
-
-/// The part of the scenes that a `test.json` is of, if it says so: older ones do not.
-fn tested_region(path: &Path) -> Result<Option<String>> {
-    #[derive(Deserialize)]
-    struct Tested {
-        #[serde(default)]
-        region: Option<String>,
-    }
-    let text = std::fs::read_to_string(path).map_err(Error::read(path))?;
-    let tested: Tested = serde_json::from_str(&text).map_err(|error| Error::Syntax {
-        path: path.into(),
-        message: error.to_string(),
-    })?;
-    Ok(tested.region)
 }
 
 /// The mean of the last twentieth of the steps, at least one.

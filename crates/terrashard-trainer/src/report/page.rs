@@ -12,8 +12,6 @@ const STYLE: &str = include_str!("page.css");
 pub(super) struct Content<'a> {
     /// The run's name.
     pub name: &'a str,
-    /// The part of the scenes that was tested, where that is recorded.
-    pub region: Option<&'a str>,
     /// The figures of `report.json`.
     pub report: &'a Report,
     /// The recorded steps.

@@ -15,9 +15,9 @@ pub(super) fn section(content: &Content<'_>) -> String {
     let baseline = test.baseline.as_ref();
     let near = shore::near(content.panels.shore_metres);
     let stale = stale(content).map(|sentence| format!("<p class=\"stale\">{sentence}</p>"));
-    let region = content
-        .region
-        .map(|region| format!("<p>test region: {}</p>", escape(region)));
+    // Records of earlier versions do not name it.
+    let region =
+        (!test.region.is_empty()).then(|| format!("<p>test region: {}</p>", escape(&test.region)));
     let notes: String = [stale, region].into_iter().flatten().collect();
     let mut rows = String::new();
     let mut row = |label: &str, value: fn(&Scores) -> Option<f64>| {
