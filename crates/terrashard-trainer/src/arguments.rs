@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::error::ErrorKind;
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
 use crate::config::Device;
 use crate::error::{Error, Result};
@@ -22,6 +23,9 @@ pub enum Command {
     /// Train the model of a configuration, or go on where a run ended.
     Fit(FitArguments),
     /// Measure a checkpoint on the test region, beside a trivial baseline.
+    #[command(mut_arg("ranks", |ranks| ranks.help(
+        "Number of ranks, each a thread [default: the configuration's `zero.ranks`, where `auto` is one for each core]"
+    )))]
     #[command(mut_arg("stage", |stage| stage.help(
         "Accepted as by `fit`; it changes nothing, since a test shards no states"
     )))]
@@ -39,7 +43,7 @@ pub enum Command {
 /// Flags that change a configuration.
 #[derive(Debug, Clone, Default, Args)]
 pub struct ConfigFlags {
-    /// Number of ranks [default: the configuration's `zero.ranks`]
+    /// Number of ranks [default: the configuration's `zero.ranks`, where `auto` is 1 on the CPU]
     #[arg(long, value_name = "N")]
     pub ranks: Option<usize>,
     /// ZeRO stage [default: the configuration's `zero.stage`]
@@ -69,6 +73,7 @@ pub enum DeviceFlag {
     #[default]
     Cpu,
     /// NVIDIA GPUs.
+    #[value(hide = true)]
     Cuda,
 }
 
@@ -139,9 +144,9 @@ pub struct PredictArguments {
     #[arg(short, long, value_name = "OUT")]
     pub output: PathBuf,
     /// Run directory, checkpoint, or exported file
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "RUN_OR_FILE")]
     pub checkpoint: PathBuf,
-    /// Memory to stay below
+    /// Memory to stay below, for example 1GiB [default: no limit]
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     pub memory: Option<u64>,
     /// Pixels of the image that neighbouring windows share [default: the checkpoint's `data.overlap`]
@@ -150,7 +155,7 @@ pub struct PredictArguments {
     /// One scene from files of single bands: `B02=a.tif,B03=b.tif:1`
     #[arg(long, value_name = "NAME=FILE[:BAND]", value_delimiter = ',')]
     pub bands: Vec<String>,
-    /// Number of ranks
+    /// Number of ranks, each a thread [default: one for each core]
     #[arg(long, value_name = "N")]
     pub ranks: Option<usize>,
     /// Where tensors are
@@ -200,6 +205,25 @@ pub struct ReportArguments {
     pub prediction: Option<PathBuf>,
 }
 
+/// What is wrong with a command line, in one line; `first` is its first word, which may be a command. None where the error is
+/// a request for help or the version.
+pub fn usage_error(error: &clap::Error, first: Option<&str>) -> Option<String> {
+    if !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        return None;
+    }
+    let text = error.to_string();
+    // What is missing stands on lines of its own; usage and hints come after an empty line.
+    let message: Vec<&str> = text
+        .lines()
+        .take_while(|line| !line.trim().is_empty())
+        .flat_map(str::split_whitespace)
+        .collect();
+    let help = first
+        .filter(|first| Arguments::command().find_subcommand(first).is_some())
+        .map_or_else(|| "help".into(), |command| format!("help {command}"));
+    Some(format!("{}; see `terrashard {help}`", message.join(" ")))
+}
+
 /// A size such as `1GiB`, `512MiB` or `1000000`, in bytes.
 fn bytes(text: &str) -> Result<u64, String> {
     let split = text
@@ -226,7 +250,6 @@ fn bytes(text: &str) -> Result<u64, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_commands_are_consistent() {
@@ -260,6 +283,47 @@ mod tests {
                 "zero.stage=2"
             ]
         );
+    }
+
+    #[test]
+    fn wrong_use_is_told_in_one_line() {
+        let check = |line: &str, expected: Option<&str>| {
+            let words: Vec<&str> = line.split(' ').collect();
+            let error = Arguments::try_parse_from(&words).expect_err("it is wrong");
+            let told = usage_error(&error, words.get(1).copied());
+            assert_eq!(told.as_deref(), expected, "{line}");
+        };
+        check(
+            "terrashard fit run.toml --rnaks 2",
+            Some("error: unexpected argument '--rnaks' found; see `terrashard help fit`"),
+        );
+        check(
+            "terrashard predict a.tif --checkpoint run",
+            Some(
+                "error: the following required arguments were not provided: --output <OUT>; \
+                 see `terrashard help predict`",
+            ),
+        );
+        check(
+            "terrashard tset",
+            Some("error: unrecognized subcommand 'tset'; see `terrashard help`"),
+        );
+        check("terrashard", None);
+        check("terrashard fit --help", None);
+    }
+
+    #[test]
+    fn what_does_not_work_is_not_offered() {
+        let help = |command: &str| {
+            let line = ["terrashard", command, "--help"];
+            let asked = Arguments::try_parse_from(line).expect_err("help is no command");
+            asked.to_string()
+        };
+        for command in ["fit", "test", "predict"] {
+            assert!(!help(command).contains("cuda"), "{}", help(command));
+        }
+        assert!(help("test").contains("it changes nothing"));
+        assert!(!help("fit").contains("it changes nothing"));
     }
 
     #[test]

@@ -281,6 +281,12 @@ mod tests {
     }
 
     #[test]
+    fn what_is_like_no_key_gets_no_suggestion() {
+        let expected = "unknown key `train.banana`; no known one is similar, so remove it";
+        check("banana = 3", &[], expected);
+    }
+
+    #[test]
     fn values_are_checked_by_key() {
         check("", &["train.steps=many"], "train.steps");
         check(

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use crate::record::counted;
+
 /// The result of the trainer's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -36,14 +38,14 @@ pub enum Error {
         message: String,
     },
     /// A configuration holds a key that nothing reads.
-    #[error("failed to use {}: unknown key `{key}`; the nearest known one is `{nearest}`", path.display())]
+    #[error("failed to use {}: unknown key `{key}`; {}", path.display(), nearest_or_none(nearest))]
     UnknownKey {
         /// The configuration.
         path: PathBuf,
         /// The key, with its section.
         key: String,
-        /// The known key with the most similar name.
-        nearest: String,
+        /// The known key with the most similar name, if one is similar.
+        nearest: Option<String>,
     },
     /// A key or flag has a value that it cannot take.
     #[error("failed to use `{key}`: got {got}, expected {expected}")]
@@ -75,8 +77,9 @@ pub enum Error {
     },
     /// The three batch settings contradict each other.
     #[error(
-        "failed to use `train.global_batch`, `train.micro_batch`, `train.accumulate` on {ranks} ranks: {reason}; \
-         global_batch = micro_batch x accumulate x ranks, give two of the three"
+        "failed to use `train.global_batch`, `train.micro_batch`, `train.accumulate` on {}: {reason}; \
+         global_batch = micro_batch x accumulate x ranks, give two of the three",
+        counted(*ranks, "rank")
     )]
     Batch {
         /// Number of ranks.
@@ -86,8 +89,10 @@ pub enum Error {
     },
     /// The training region has fewer samples than there are ranks.
     #[error(
-        "failed to share {samples} training samples among {ranks} ranks; \
-         lower `zero.ranks`, or get more samples by a smaller `data.stride` or `data.min_foreground`"
+        "failed to share {} among {}; lower `zero.ranks`, or get more samples by a smaller `data.stride`, \
+         `data.selection.min_valid` or `min_foreground` in `data.selection.balance`",
+        counted(*samples, "training sample"),
+        counted(*ranks, "rank")
     )]
     TooFewSamples {
         /// Number of chips in the training region.
@@ -171,6 +176,13 @@ pub enum Error {
         #[source]
         source: std::io::Error,
     },
+}
+
+fn nearest_or_none(nearest: &Option<String>) -> String {
+    match nearest {
+        Some(nearest) => format!("the nearest known one is `{nearest}`"),
+        None => "no known one is similar, so remove it".into(),
+    }
 }
 
 impl From<terrashard_checkpoint::Error> for Error {

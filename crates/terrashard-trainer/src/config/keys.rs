@@ -120,8 +120,11 @@ fn walk(prefix: &str, table: &Table, known: &[String], path: &Path) -> Result<()
     Ok(())
 }
 
-/// The known key with the most similar last part; one in the same section wins a tie.
-fn nearest(key: &str, known: &[String]) -> String {
+/// Names less alike than this are not worth suggesting; 1 is the same name.
+const SIMILAR: f64 = 0.6;
+
+/// The known key with the most similar last part, if it is similar at all; one in the same section wins a tie.
+fn nearest(key: &str, known: &[String]) -> Option<String> {
     let split = |key: &str| {
         key.rsplit_once('.')
             .map_or((String::new(), key.to_string()), |(a, b)| {
@@ -133,11 +136,9 @@ fn nearest(key: &str, known: &[String]) -> String {
         let (other_section, other_name) = split(candidate);
         2 * strsim::damerau_levenshtein(&name, &other_name) + usize::from(section != other_section)
     };
-    known
-        .iter()
-        .min_by_key(distance)
-        .cloned()
-        .unwrap_or_default()
+    let similar =
+        |other: &&String| strsim::normalized_damerau_levenshtein(&name, &split(other).1) > SIMILAR;
+    known.iter().filter(similar).min_by_key(distance).cloned()
 }
 
 /// The field names that a struct's `Deserialize` asks for.
