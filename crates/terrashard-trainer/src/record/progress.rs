@@ -26,6 +26,8 @@ pub struct Progress {
     form: Form,
     /// What is counted: `step`, `window`.
     unit: &'static str,
+    /// What the speed is told in: `images`, `windows`.
+    taken: &'static str,
     length: u64,
     recent: VecDeque<(f64, Duration, usize)>,
     last: Instant,
@@ -69,17 +71,22 @@ impl Progress {
         Self {
             form,
             unit,
+            taken: match unit {
+                "window" => "windows",
+                _ => "images",
+            },
             length,
             recent: VecDeque::new(),
             last: now,
         }
     }
 
-    /// `position` units are done; the last one had this loss (if that is what is shown) and took in `images` samples.
-    pub fn advance(&mut self, position: u64, loss: Option<f64>, images: usize) {
+    /// `position` units are done; the last one had this loss (if that is what is shown) and took in this many images, or
+    /// windows.
+    pub fn advance(&mut self, position: u64, loss: Option<f64>, taken: usize) {
         let now = Instant::now();
         self.recent
-            .push_back((loss.unwrap_or(0.0), now - self.last, images));
+            .push_back((loss.unwrap_or(0.0), now - self.last, taken));
         self.last = now;
         if self.recent.len() > RECENT {
             self.recent.pop_front();
@@ -134,11 +141,12 @@ impl Progress {
             .iter()
             .map(|(_, time, _)| time.as_secs_f64())
             .sum();
-        let images: usize = self.recent.iter().map(|(_, _, images)| images).sum();
+        let taken: usize = self.recent.iter().map(|(_, _, taken)| taken).sum();
         let left = self.length.saturating_sub(position) as f64 * seconds / count;
         let speed = format!(
-            "{:.1} images/s  ETA {}",
-            images as f64 / seconds,
+            "{:.1} {}/s  ETA {}",
+            taken as f64 / seconds,
+            self.taken,
             clock(left)
         );
         match with_loss {
@@ -169,6 +177,17 @@ mod tests {
     fn clocks() {
         assert_eq!(clock(65.2), "1:05");
         assert_eq!(clock(7389.0), "2:03:09");
+    }
+
+    #[test]
+    fn the_speed_is_told_in_what_is_taken() {
+        let text = |unit| {
+            let mut progress = Progress::new(Display::Quiet, unit, 0, 9, Duration::from_secs(1));
+            progress.advance(1, None, 1);
+            progress.text(1, false)
+        };
+        assert!(text("window").contains(" windows/s  ETA"));
+        assert!(text("step").contains(" images/s  ETA"));
     }
 
     #[test]

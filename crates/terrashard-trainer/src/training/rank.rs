@@ -15,7 +15,7 @@ use terrashard_zero::{AdamW, Initial, NonFinite, StepOutcome, ZeroConfig, ZeroOp
 
 use super::{Plan, saving};
 use crate::error::{Error, Result};
-use crate::record::{HeldBytes, Metrics, Progress, StepRecord};
+use crate::record::{HeldBytes, Metrics, Progress, StepRecord, counted};
 use crate::schedule::learning_rate;
 
 /// Batches that a loader keeps ready.
@@ -83,6 +83,7 @@ impl<'a> Rank<'a> {
                     config.train.steps,
                     every,
                 );
+                progress.say(&opening(plan, optimizer.table()));
                 Some((Metrics::open(plan.run)?, progress))
             }
             _ => None,
@@ -225,6 +226,21 @@ impl<'a> Rank<'a> {
         if held.total() > self.held.total() {
             self.held = held;
         }
+    }
+}
+
+/// What a run says at its start.
+fn opening(plan: &Plan<'_>, table: &ShardTable) -> String {
+    let parameters: usize = table.rows().iter().map(|row| row.numel()).sum();
+    let begins = format!(
+        "training {parameters} parameters on {}, {} at stage {}",
+        counted(plan.chips.len(), "sample"),
+        counted(table.ranks(), "rank"),
+        plan.config.zero.stage
+    );
+    match plan.start.resumed_from() {
+        Some(step) => format!("{begins}, resumed from step {step}"),
+        None => begins,
     }
 }
 

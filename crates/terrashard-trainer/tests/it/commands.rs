@@ -120,6 +120,33 @@ fn from_configuration_to_map_and_report() {
     assert!(!page.contains("http"));
 }
 
+/// A call of `fit` says at its start what it begins, and nothing at all where it is to be quiet.
+#[test]
+fn a_fit_says_what_it_begins() {
+    let scenario = Scenario::new();
+    let fit = |arguments: &[&str]| {
+        let fit = ["fit", "run.toml", "--run", "run"];
+        let output = scenario.terrashard(&[&fit[..], arguments].concat());
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{message}");
+        message
+    };
+    let first = |message: &str| message.lines().next().unwrap().to_string();
+    let afresh = first(&fit(&["--stop-after", "2"]));
+    let session = &scenario.run("run").session_records().unwrap()[0];
+    let (parameters, samples) = (session.parameters, session.samples);
+    let expected =
+        format!("training {parameters} parameters on {samples} samples, 1 rank at stage 0");
+    assert_eq!(afresh, expected);
+    let ranks = ["--ranks", "2", "--stage", "1", "--stop-after", "3"];
+    let resumed = first(&fit(&ranks));
+    assert!(
+        resumed.ends_with("samples, 2 ranks at stage 1, resumed from step 2"),
+        "{resumed}"
+    );
+    assert_eq!(fit(&["--quiet"]), "");
+}
+
 /// `test.json` tells what was measured on, whatever it was.
 #[test]
 fn a_test_on_other_data_is_recorded_as_such() {
@@ -337,8 +364,20 @@ fn a_failed_prediction_leaves_no_file() {
     check(&["image.tif", "--overlap", "32"], "--overlap");
     check(&["image.tif", "--memory", "1MiB"], "--memory");
     check(&[], "IN");
+    check(&["--chekpoint", "x"], "see `terrashard help predict`");
     check(
         &["image.tif", "--device", "cuda"],
         "`--device cuda` is not supported yet",
     );
+
+    // A map that cannot be written is no wrong use.
+    let name = format!("{}.tif", "long".repeat(100));
+    for output in [name.as_str(), "mask.tif/map.tif"] {
+        let predict = ["predict", "image.tif", "--checkpoint", "run", "--quiet"];
+        let output = scenario.terrashard(&[&predict[..], &["-o", output]].concat());
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{message}");
+        assert_eq!(message.lines().count(), 1, "{message}");
+        assert!(message.contains("failed to write"), "{message}");
+    }
 }
