@@ -261,7 +261,14 @@ fn bad_input_is_refused_in_one_line() {
         &["seven.tif", "value 7 at column 31, row 9", "relabel"],
     );
     check("train.stpes=3", &["`train.stpes`", "`train.steps`"]);
-    check("zero.ranks=500", &["500", "ranks", "lower `zero.ranks`"]);
+    check(
+        "zero.ranks=500",
+        &[
+            "500 ranks",
+            "lower `zero.ranks`",
+            "`data.selection.min_valid`",
+        ],
+    );
     check("train.micro_batch=5", &["train.global_batch", "multiple"]);
     check(
         "model.superres=true",
