@@ -47,6 +47,24 @@ pub fn test(
         );
         return Err(Error::invalid("data.bands", names(&data.bands), expected));
     }
+    if trained.scaling != data.scaling {
+        let shown = |scaling| {
+            toml::to_string(scaling)
+                .unwrap_or_default()
+                .trim()
+                .replace('\n', ", ")
+        };
+        let expected = format!(
+            "what {} was trained with: {}",
+            checkpoint.display(),
+            shown(&trained.scaling)
+        );
+        return Err(Error::invalid(
+            "data.scaling",
+            shown(&data.scaling),
+            expected,
+        ));
+    }
     let dataset = Dataset::open(config)?;
     let device = Device::flex();
     let network = trained.network(&device)?;
