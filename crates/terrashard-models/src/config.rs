@@ -129,21 +129,25 @@ impl ModelConfig {
     /// [`Error::Config`] names the first key that is wrong.
     pub fn validate(&self) -> Result<()> {
         let wrong = |key, problem: String| Err(Error::Config { key, problem });
-        for (key, values) in [
-            ("dims", &self.dims[..]),
-            ("depths", &self.depths),
-            ("heads", &self.heads),
-            ("sr_ratios", &self.sr_ratios),
-            ("patch", &self.patch),
-            ("stride", &self.stride),
-            ("mlp_ratio", &[self.mlp_ratio]),
-            ("bands", &[self.bands]),
-            ("head_channels", &[self.head_channels]),
-            ("classes", &[self.classes]),
-            ("scale", &[self.scale]),
+        for (key, values, largest) in [
+            ("dims", &self.dims[..], 1 << 14),
+            ("depths", &self.depths, 1000),
+            ("heads", &self.heads, 1 << 14),
+            ("sr_ratios", &self.sr_ratios, 64),
+            ("patch", &self.patch, 63),
+            ("stride", &self.stride, 16),
+            ("mlp_ratio", &[self.mlp_ratio], 64),
+            ("bands", &[self.bands], 1000),
+            ("head_channels", &[self.head_channels], 1 << 14),
+            ("classes", &[self.classes], 254),
+            ("scale", &[self.scale], 64),
         ] {
             if values.contains(&0) {
                 return wrong(key, "has a zero: every value must be at least 1".into());
+            }
+            // Bounds far above any model that is trained, so that a slip is an error and no attempt to allocate.
+            if let Some(value) = values.iter().find(|value| **value > largest) {
+                return wrong(key, format!("has {value}: the largest value is {largest}"));
             }
         }
         for (dim, heads) in self.dims.iter().zip(&self.heads) {

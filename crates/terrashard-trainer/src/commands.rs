@@ -147,6 +147,9 @@ fn predict(arguments: PredictArguments) -> Result<()> {
         quiet,
     } = arguments;
     device.device()?;
+    if ranks == Some(0) {
+        return Err(Error::invalid("--ranks", 0, "at least 1"));
+    }
     let parse = |text: &String| {
         text.parse()
             .map_err(|message| Error::invalid("--bands", message, "NAME=FILE[:BAND]"))

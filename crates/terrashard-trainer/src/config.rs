@@ -114,9 +114,17 @@ impl Config {
             });
         }
         data.scaling.validate(model.bands)?;
-        at_least_one("data.chip", data.chip)?;
+        let side = |key: &str, value: usize| match (1..=LARGEST_SIDE).contains(&value) {
+            true => Ok(()),
+            false => Err(Error::invalid(
+                key,
+                value,
+                format!("1 to {LARGEST_SIDE} pixels"),
+            )),
+        };
+        side("data.chip", data.chip)?;
         at_least_one("data.stride", data.stride)?;
-        at_least_one("data.tile", data.tile())?;
+        side("data.tile", data.tile())?;
         if data.overlap >= data.tile() {
             return Err(Error::invalid(
                 "data.overlap",
@@ -127,8 +135,15 @@ impl Config {
         at_least_one("train.steps", train.steps as usize)?;
         positive("train.lr", train.lr)?;
         positive("log.seconds", self.log.seconds)?;
+        if self.log.seconds > SECONDS_OF_A_DAY {
+            return Err(Error::invalid(
+                "log.seconds",
+                self.log.seconds,
+                "at most a day, 86400",
+            ));
+        }
         at_least_one("checkpoint.keep_last", self.checkpoint.keep_last)?;
-        if train.weight_decay < 0.0 {
+        if !(train.weight_decay.is_finite() && train.weight_decay >= 0.0) {
             return Err(Error::invalid(
                 "train.weight_decay",
                 train.weight_decay,
@@ -158,9 +173,18 @@ impl Config {
         if let Ranks::Count(count) = self.zero.ranks {
             at_least_one("zero.ranks", count)?;
         }
+        if let Some(bytes) = self.zero.bucket_bytes {
+            at_least_one("zero.bucket_bytes", bytes)?;
+        }
         Ok(())
     }
 }
+
+/// The largest height and width of samples and windows in pixels of the image: a map of 20480 pixels squared at 2 m, far
+/// above what a model is given at once.
+const LARGEST_SIDE: usize = 4096;
+
+const SECONDS_OF_A_DAY: f64 = 86_400.0;
 
 /// Lays one `section.key=value` over a table.
 fn set(table: &mut Table, assignment: &str) -> Result<()> {
@@ -295,6 +319,16 @@ mod tests {
             "failed to use `train.lr`: got -1, expected a number above 0",
         );
         check("", &["data.overlap=64"], "data.overlap");
+        check(
+            "",
+            &["data.chip=5000"],
+            "`data.chip`: got 5000, expected 1 to 4096 pixels",
+        );
+        check("", &["log.seconds=1e300"], "log.seconds");
+        check("", &["train.weight_decay=nan"], "train.weight_decay");
+        check("", &["train.weight_decay=inf"], "train.weight_decay");
+        check("", &["zero.bucket_bytes=0"], "zero.bucket_bytes");
+        check("", &["model.depths=[1, 1, 1, 1000000]"], "model.depths");
         check(
             "",
             &["data.bands=[\"B02\"]"],

@@ -100,6 +100,14 @@ pub fn test(
             _ => None,
         };
     }
+    if ours.all.pixels() == 0 {
+        let expected = "a region with pixels that are labelled and have data";
+        return Err(Error::invalid(
+            "data.test",
+            region(config, &trained),
+            expected,
+        ));
+    }
     Ok(TestRecord {
         scores: Scores::of(&ours),
         threshold: trained.threshold,
