@@ -45,3 +45,8 @@ pub use communicator::{Communicator, Pending};
 pub use error::{Error, Result};
 pub use traffic::{Traffic, VerbTraffic};
 pub use verb::{Call, Verb};
+
+/// Compiles the example of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

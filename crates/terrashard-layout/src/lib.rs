@@ -50,3 +50,8 @@ pub use row::{ParameterSpec, Row};
 pub use sample::{SampleOrder, global_batch, micro_batch};
 pub use stage::Stage;
 pub use table::{LayoutConfig, ShardTable};
+
+/// Compiles the example of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

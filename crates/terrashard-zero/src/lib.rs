@@ -30,3 +30,8 @@ pub use parameters::{Declared, declared};
 pub use setup::Initial;
 pub use state::{ReadState, StateKind, StatePiece};
 pub use zero_optimizer::{HeldBytes, StepOutcome, ZeroOptimizer};
+
+/// Compiles the example of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
