@@ -75,6 +75,12 @@ pub enum Error {
         /// What to do instead.
         remedy: String,
     },
+    /// Another process trains into the same run directory.
+    #[error("failed to start in {}: another `fit` is running there; wait for it or choose another `--run`", path.display())]
+    RunBusy {
+        /// The run directory.
+        path: PathBuf,
+    },
     /// The three batch settings contradict each other.
     #[error(
         "failed to use `train.global_batch`, `train.micro_batch`, `train.accumulate` on {}: {reason}; \
@@ -202,7 +208,9 @@ impl Error {
             | Error::Panicked { .. }
             | Error::Spawn { .. } => 1,
             Error::Zero(source) => match source {
-                terrashard_zero::Error::Setting { .. } | terrashard_zero::Error::Stage { .. } => 2,
+                terrashard_zero::Error::Setting { .. }
+                | terrashard_zero::Error::Stage { .. }
+                | terrashard_zero::Error::LoadState { .. } => 2,
                 _ => 1,
             },
             Error::Raster(source) | Error::Data(terrashard_data::Error::Raster(source)) => {

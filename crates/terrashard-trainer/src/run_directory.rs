@@ -8,8 +8,9 @@
 //! | `checkpoints/step-NNNNNN/` | sharded checkpoints; `checkpoints/latest` names the newest |
 //! | `test.json` | what `test` measured last |
 //! | `report.json`, `report.html` | the report |
+//! | `.lock` | held by the `fit` that runs |
 
-use std::fs;
+use std::fs::{self, File, TryLockError};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -42,6 +43,23 @@ impl RunDirectory {
     /// [`Error::Write`].
     pub fn create(&self) -> Result<()> {
         fs::create_dir_all(self.checkpoints()).map_err(Error::write(self.checkpoints()))
+    }
+
+    /// Keeps other processes from training into this directory, which exists, until the file is dropped. The system lets
+    /// go of it even if the process is killed.
+    ///
+    /// # Errors
+    /// [`Error::RunBusy`], [`Error::Write`].
+    pub fn lock(&self) -> Result<File> {
+        let path = self.root.join(".lock");
+        let file = File::create(&path).map_err(Error::write(&path))?;
+        match file.try_lock() {
+            Ok(()) => Ok(file),
+            Err(TryLockError::WouldBlock) => Err(Error::RunBusy {
+                path: self.root.clone(),
+            }),
+            Err(TryLockError::Error(source)) => Err(Error::Write { path, source }),
+        }
     }
 
     /// The directory itself.
@@ -163,6 +181,16 @@ mod tests {
             loss: 0.5,
             ..StepRecord::default()
         }
+    }
+
+    #[test]
+    fn one_fit_at_a_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = RunDirectory::new(folder.path());
+        let held = run.lock().unwrap();
+        assert!(matches!(run.lock(), Err(Error::RunBusy { .. })));
+        drop(held);
+        assert!(run.lock().is_ok());
     }
 
     #[test]

@@ -117,6 +117,7 @@ pub fn fit(config: &Config, options: &FitOptions) -> Result<Fitted> {
         start,
     };
     options.run.create()?;
+    let _lock = options.run.lock()?;
     replace(&options.run.config(), config.to_toml().as_bytes())?;
     options.run.forget_after(plan.start.step())?;
 
