@@ -17,7 +17,7 @@ pub(crate) fn pack_whole(table: &ShardTable, bucket: &Bucket, flats: Vec<Tensor<
         .iter()
         .zip(flats)
         .map(|(piece, flat)| pad(flat, ranks * piece.len).reshape([ranks, piece.len]));
-    Tensor::cat(pieces.collect(), 1).reshape([ranks * bucket.chunk])
+    Tensor::cat(pieces.collect(), 1).reshape([bucket.flat_len(ranks)])
 }
 
 /// The chunk of `rank` from one flat tensor for each piece.

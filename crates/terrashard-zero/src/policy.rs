@@ -8,7 +8,7 @@
 //!
 //! Everything else, buckets, update, clipping, checkpoints, is one code path over the shard table.
 
-use terrashard_layout::Stage;
+use terrashard_layout::{Bucket, Stage};
 
 /// How much of a bucket a rank holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +17,16 @@ pub(crate) enum Extent {
     Whole,
     /// The rank's own chunk.
     Shard,
+}
+
+impl Extent {
+    /// Elements of `bucket` that a rank of `ranks` holds.
+    pub(crate) fn elements(self, bucket: &Bucket, ranks: usize) -> usize {
+        match self {
+            Extent::Whole => bucket.flat_len(ranks),
+            Extent::Shard => bucket.chunk,
+        }
+    }
 }
 
 /// When gradients travel.

@@ -165,10 +165,7 @@ impl Reducer {
                 .iter_mut()
                 .zip(self.table.buckets())
                 .map(|(gradient, bucket)| {
-                    let len = match self.policy.extent {
-                        Extent::Whole => ranks * bucket.chunk,
-                        Extent::Shard => bucket.chunk,
-                    };
+                    let len = self.policy.extent.elements(bucket, ranks);
                     gradient
                         .take()
                         .unwrap_or_else(|| zeros(len, &self.device, self.dtype))

@@ -134,10 +134,7 @@ impl ZeroOptimizer {
             .collect();
         let policy = Policy::of(config.stage);
         let moments = table.buckets().iter().map(|bucket| {
-            let len = match policy.extent {
-                Extent::Whole => table.ranks() * bucket.chunk,
-                Extent::Shard => bucket.chunk,
-            };
+            let len = policy.extent.elements(bucket, table.ranks());
             Moments {
                 m: zeros(len, &device, element),
                 v: zeros(len, &device, element),
