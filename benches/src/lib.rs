@@ -1,4 +1,4 @@
-//! Benchmarks: models, stages and peers.
+//! Benchmarks of the model, with records.
 //!
 //! `cargo xtask bench` runs the binary `bench`; records of measured runs lie in `benches/runs/`, a folder each.
 

@@ -1,4 +1,4 @@
-//! Behaviour across crates: parity with reference values, equality of the stages, end-to-end runs.
+//! Behaviour across crates: parity with reference values, equality of the stages.
 //!
 //! The library part is what `cargo xtask parity` and the tests share.
 

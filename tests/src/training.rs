@@ -172,22 +172,16 @@ fn one_rank(
         for m in 0..accumulate {
             let samples = micro_batch(cursor, rank, ranks, micro, accumulate, m);
             let (image, targets) = batch.make(samples, step);
-            let mut normalizers = Normalizers::of(&targets);
-            let windows = (ranks * accumulate) as f64;
-            normalizers.samples *= windows;
-            normalizers.valid_pixels *= windows;
-            normalizers.superres_values *= windows;
-            let scope = Sharded(&optimizer);
-            let maps = model.forward(image, &scope);
-            let terms = Loss::Focal.of(&maps, &targets, &normalizers, &scope);
-            losses.extend(values(&terms).map(|term| term * windows));
+            let windows = ranks * accumulate;
+            let (maps, terms) = forward(&model, &optimizer, image, &targets, windows);
+            losses.extend(values(&terms).map(|term| term * windows as f64));
             optimizer.backward(terms.total)?;
             if step == 0 && run.role == Role::One {
                 observe_maps(&detached(maps), &prefix, &mut seen);
             }
         }
         if step == 0 {
-            insert(
+            insert_states(
                 &mut seen,
                 &format!("{prefix}grad"),
                 optimizer.whole_gradients()?,
@@ -198,7 +192,7 @@ fn one_rank(
         }
         if [1, 5].contains(&(step + 1)) {
             let key = format!("{prefix}step{}", step + 1);
-            insert(
+            insert_states(
                 &mut seen,
                 &key,
                 optimizer.whole_states(StateKind::Parameter)?,
@@ -206,12 +200,12 @@ fn one_rank(
             insert_buffers(&mut seen, &key, &model);
         }
     }
-    insert(
+    insert_states(
         &mut seen,
         &format!("{moments}m"),
         optimizer.whole_states(StateKind::Momentum)?,
     );
-    insert(
+    insert_states(
         &mut seen,
         &format!("{moments}v"),
         optimizer.whole_states(StateKind::Variance)?,
@@ -224,6 +218,27 @@ fn one_rank(
         },
     );
     Ok((seen, losses))
+}
+
+/// Forward and losses of one of the `windows` micro-batches of a step, which are all of the same size: each loss is
+/// its share of the mean over the step.
+pub fn forward(
+    model: &S2s2Net,
+    optimizer: &ZeroOptimizer,
+    image: Tensor<4>,
+    targets: &Targets,
+    windows: usize,
+) -> (Maps, Losses) {
+    let own = Normalizers::of(targets);
+    let normalizers = Normalizers {
+        samples: own.samples * windows as f64,
+        valid_pixels: own.valid_pixels * windows as f64,
+        superres_values: own.superres_values * windows as f64,
+    };
+    let scope = Sharded(optimizer);
+    let maps = model.forward(image, &scope);
+    let losses = Loss::Focal.of(&maps, targets, &normalizers, &scope);
+    (maps, losses)
 }
 
 /// The optimizer's settings that the set describes.
@@ -320,7 +335,8 @@ fn detached(maps: Maps) -> Maps {
     }
 }
 
-fn insert(seen: &mut Tensors, key: &str, states: Vec<(String, TensorData)>) {
+/// Keeps one state of every parameter under `{key}/{name}`.
+pub fn insert_states(seen: &mut Tensors, key: &str, states: Vec<(String, TensorData)>) {
     for (name, data) in states {
         let values: Vec<f64> = data.iter::<f64>().collect();
         seen.insert(

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use burn::tensor::{DType, Device};
 use terrashard_collectives::{Communicator, local};
 use terrashard_layout::{ElementType, Stage, micro_batch};
-use terrashard_models::{Loss, ModelConfig, Normalizers};
-use terrashard_tests::fixture::{Fixture, Tensors, Values};
+use terrashard_models::ModelConfig;
+use terrashard_tests::fixture::{Fixture, Tensors};
 use terrashard_tests::hash;
-use terrashard_tests::training::{Batch, Role, Run, Sharded, optimizer_config};
+use terrashard_tests::training::{Batch, Role, Run, forward, insert_states, optimizer_config};
 use terrashard_zero::{Error, Initial, StateKind, ZeroConfig, ZeroOptimizer};
 
 const STEPS: u64 = 20;
@@ -60,14 +60,7 @@ fn train(stage: Stage, dtype: ElementType, ranks: usize, accumulate: usize) -> T
                 let cursor = step * window as u64;
                 let (image, targets) =
                     batch.make(micro_batch(cursor, rank, ranks, 1, accumulate, m), 0);
-                let mut normalizers = Normalizers::of(&targets);
-                let windows = window as f64;
-                normalizers.samples *= windows;
-                normalizers.valid_pixels *= windows;
-                normalizers.superres_values *= windows;
-                let scope = Sharded(&optimizer);
-                let maps = model.forward(image, &scope);
-                let losses = Loss::Focal.of(&maps, &targets, &normalizers, &scope);
+                let (_, losses) = forward(&model, &optimizer, image, &targets, window);
                 optimizer.backward(losses.total)?;
             }
             optimizer.step(fixture.parity.lr, &[])?;
@@ -78,16 +71,11 @@ fn train(stage: Stage, dtype: ElementType, ranks: usize, accumulate: usize) -> T
             StateKind::Momentum,
             StateKind::Variance,
         ] {
-            for (name, data) in optimizer.whole_states(kind)? {
-                let values: Vec<f64> = data.iter::<f64>().collect();
-                states.insert(
-                    format!("{kind:?}/{name}"),
-                    Values {
-                        shape: vec![values.len()],
-                        values,
-                    },
-                );
-            }
+            insert_states(
+                &mut states,
+                &format!("{kind:?}"),
+                optimizer.whole_states(kind)?,
+            );
         }
         Ok(states)
     });

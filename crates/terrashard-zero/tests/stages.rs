@@ -11,7 +11,8 @@ use std::sync::Arc;
 use burn::tensor::{DType, Device, TensorData};
 use net::{Net, batch, initial, loss};
 use reference::reference;
-use terrashard_collectives::local;
+use terrashard_collectives::Communicator;
+use terrashard_collectives::local::{self, LocalCommunicator};
 use terrashard_layout::{ElementType, Stage, micro_batch};
 use terrashard_zero::{
     Error, Initial, NonFinite, ParameterGroup, Reduction, Select, StateKind, StepOutcome,
@@ -58,6 +59,22 @@ fn named(states: Vec<(String, TensorData)>) -> Named {
         .collect()
 }
 
+/// This rank's optimizer, on the plain device.
+fn new_optimizer(
+    net: &Net,
+    config: ZeroConfig,
+    communicator: LocalCommunicator,
+) -> Result<ZeroOptimizer, Error> {
+    let communicator = Arc::new(communicator);
+    ZeroOptimizer::new(
+        net,
+        config,
+        Initial::Keyed(&initial),
+        communicator,
+        &Device::flex(),
+    )
+}
+
 /// All states and the norms after training on `ranks` threads, from rank 0.
 fn train(config: &ZeroConfig, ranks: usize, steps: u64) -> (Named, Vec<f64>) {
     let dtype = match config.dtype {
@@ -67,14 +84,8 @@ fn train(config: &ZeroConfig, ranks: usize, steps: u64) -> (Named, Vec<f64>) {
     let results = local::run(ranks, |communicator| -> Result<_, Error> {
         let device = Device::flex();
         let net = Net::new();
-        let rank = local_rank(&communicator);
-        let mut optimizer = ZeroOptimizer::new(
-            &net,
-            config.clone(),
-            Initial::Keyed(&initial),
-            Arc::new(communicator),
-            &device,
-        )?;
+        let rank = communicator.rank();
+        let mut optimizer = new_optimizer(&net, config.clone(), communicator)?;
         let window = (ranks * config.accumulate * MICRO) as u64;
         let mut norms = Vec::new();
         for step in 0..steps {
@@ -103,10 +114,6 @@ fn train(config: &ZeroConfig, ranks: usize, steps: u64) -> (Named, Vec<f64>) {
         Ok((states, norms))
     });
     results.unwrap().swap_remove(0)
-}
-
-fn local_rank(communicator: &impl terrashard_collectives::Communicator) -> usize {
-    communicator.rank()
 }
 
 fn compare(got: &Named, expected: &Named, bound: f64, what: &str) {
@@ -163,15 +170,9 @@ fn saved_states_load_at_another_rank_count_and_stage() {
         let results = local::run(ranks, |communicator| -> Result<_, Error> {
             let device = Device::flex();
             let net = Net::new();
-            let rank = local_rank(&communicator);
+            let rank = communicator.rank();
             let config = config(stage, ElementType::F32, 1);
-            let mut optimizer = ZeroOptimizer::new(
-                &net,
-                config,
-                Initial::Keyed(&initial),
-                Arc::new(communicator),
-                &device,
-            )?;
+            let mut optimizer = new_optimizer(&net, config, communicator)?;
             if let Some((step, saved)) = &saved {
                 optimizer.load(*step, &|name, kind, interval| {
                     let bytes = &saved[&(name.to_string(), kind)];
@@ -245,18 +246,12 @@ fn a_mean_of_means_equals_the_sum_over_global_counts() {
         let results = local::run(2, |communicator| -> Result<_, Error> {
             let device = Device::flex();
             let net = Net::new();
-            let rank = local_rank(&communicator) as u64;
+            let rank = communicator.rank() as u64;
             let config = ZeroConfig {
                 reduction,
                 ..config(Stage::Two, ElementType::F64, 1)
             };
-            let mut optimizer = ZeroOptimizer::new(
-                &net,
-                config,
-                Initial::Keyed(&initial),
-                Arc::new(communicator),
-                &device,
-            )?;
+            let mut optimizer = new_optimizer(&net, config, communicator)?;
             let (x, target) = batch(rank * 4..rank * 4 + 4, &device.autodiff(), DType::F64);
             optimizer.backward(loss(&net, &optimizer, x, target, count))?;
             optimizer.step(LR, &[])?;
@@ -278,18 +273,12 @@ fn a_non_finite_gradient_changes_nothing_on_any_rank() {
         let results = local::run(3, |communicator| -> Result<_, Error> {
             let device = Device::flex();
             let net = Net::new();
-            let rank = local_rank(&communicator) as u64;
+            let rank = communicator.rank() as u64;
             let config = ZeroConfig {
                 nonfinite: NonFinite::Skip,
                 ..config(stage, ElementType::F32, 1)
             };
-            let mut optimizer = ZeroOptimizer::new(
-                &net,
-                config,
-                Initial::Keyed(&initial),
-                Arc::new(communicator),
-                &device,
-            )?;
+            let mut optimizer = new_optimizer(&net, config, communicator)?;
             let train = |spoil: bool, optimizer: &mut ZeroOptimizer| {
                 let (x, target) = batch(rank..rank + 1, &device.clone().autodiff(), DType::F32);
                 let target = if spoil && rank == 1 {
@@ -328,13 +317,7 @@ fn wrong_use_is_an_error_that_says_so() {
         let device = Device::flex();
         let (net, other) = (Net::new(), Net::new());
         let config = config(Stage::Two, ElementType::F32, 1);
-        let mut optimizer = ZeroOptimizer::new(
-            &net,
-            config,
-            Initial::Keyed(&initial),
-            Arc::new(communicator),
-            &device,
-        )?;
+        let mut optimizer = new_optimizer(&net, config, communicator)?;
         assert!(matches!(
             optimizer.step(LR, &[]),
             Err(Error::MicroBatches { got: 0, .. })
@@ -363,21 +346,14 @@ fn wrong_use_is_an_error_that_says_so() {
 #[test]
 fn a_rank_with_another_model_is_found_at_the_start() {
     let results = local::run(3, |communicator| -> Result<(), Error> {
-        let device = Device::flex();
-        let rank = local_rank(&communicator);
+        let rank = communicator.rank();
         let net = Net::new();
         let accumulate = 1;
         let mut config = config(Stage::Two, ElementType::F32, accumulate);
         if rank == 2 {
             config.groups.clear();
         }
-        let optimizer = ZeroOptimizer::new(
-            &net,
-            config,
-            Initial::Keyed(&initial),
-            Arc::new(communicator),
-            &device,
-        );
+        let optimizer = new_optimizer(&net, config, communicator);
         match optimizer {
             Err(Error::TableMismatch { rank: 2 }) => Ok(()),
             Err(other) => Err(other),
