@@ -7,7 +7,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::{ElementType, Row};
 
-/// Parameters of one group and one element type that are communicated together.
+/// How a rank holds a parameter's value between its uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Residence {
+    /// Whole, on every rank.
+    Whole,
+    /// Its own shard only: the value is gathered for each use.
+    Shard,
+}
+
+/// Parameters of one group, one element type and one residence that are communicated together.
 ///
 /// # The flat buffer
 ///
@@ -20,6 +30,9 @@ pub struct Bucket {
     pub group: usize,
     /// The element type of all its parameters.
     pub dtype: ElementType,
+    /// How a rank holds the values of all its parameters. What is whole needs one gather after the update, what is
+    /// a shard one at each use, so no bucket mixes the two.
+    pub residence: Residence,
     /// Elements per rank, padding included: the sum of the pieces' `len`.
     pub chunk: usize,
     /// Its parameters, in the order in which backward completes them.
@@ -60,18 +73,24 @@ impl Bucket {
 /// `completes[row]` is the forward position at which backward has seen the last use of a row. Backward walks
 /// positions downwards, so a bucket may leave as soon as the lowest position among its pieces is done; that is
 /// what orders the buckets.
-pub(crate) fn pack(rows: &[Row], completes: &[usize], ranks: usize, limit: usize) -> Vec<Bucket> {
+pub(crate) fn pack(
+    rows: &[Row],
+    completes: &[usize],
+    residence: impl Fn(&Row) -> Residence,
+    ranks: usize,
+    limit: usize,
+) -> Vec<Bucket> {
     let mut order: Vec<usize> = (0..rows.len())
         .filter(|&row| rows[row].parameter.is_reduced())
         .collect();
     order.sort_by_key(|&row| std::cmp::Reverse((completes[row], rows[row].order)));
 
     let mut buckets: Vec<Bucket> = Vec::new();
-    let mut open: BTreeMap<(usize, ElementType), usize> = BTreeMap::new();
+    let mut open: BTreeMap<(usize, ElementType, Residence), usize> = BTreeMap::new();
     for row in order {
         let parameter = &rows[row].parameter;
         let len = rows[row].shard_len(ranks);
-        let key = (parameter.group, parameter.dtype);
+        let key = (parameter.group, parameter.dtype, residence(&rows[row]));
         let fits = |&index: &usize| {
             let chunk = buckets[index].chunk + len;
             chunk * ranks * parameter.dtype.bytes() <= limit
@@ -80,6 +99,7 @@ pub(crate) fn pack(rows: &[Row], completes: &[usize], ranks: usize, limit: usize
             buckets.push(Bucket {
                 group: key.0,
                 dtype: key.1,
+                residence: key.2,
                 chunk: 0,
                 pieces: Vec::new(),
             });
@@ -94,7 +114,7 @@ pub(crate) fn pack(rows: &[Row], completes: &[usize], ranks: usize, limit: usize
         });
         bucket.chunk += len;
     }
-    // Stable, and every bucket has a last piece: buckets of several groups interleave as they complete.
+    // Stable, and every bucket has a last piece: buckets of several kinds interleave as they complete.
     buckets.sort_by_key(|bucket| {
         std::cmp::Reverse(
             bucket

@@ -11,7 +11,8 @@
 //! |---|---|
 //! | rank | one of the equal workers of a run, `0..ranks` |
 //! | shard | the elements of one parameter that one rank owns |
-//! | bucket | parameters of one group and element type that are communicated in one call |
+//! | bucket | parameters of one group, element type and residence that are communicated in one call |
+//! | residence | how a rank holds a parameter's value between its uses: whole, or as its shard |
 //! | chunk | one rank's part of a bucket, padding included |
 //! | piece | one parameter's part of a chunk |
 //! | group | parameters with the same learning rate and weight decay |
@@ -40,16 +41,20 @@ mod memory;
 mod row;
 mod sample;
 mod stage;
+mod states;
 mod table;
+mod traffic;
 
-pub use bucket::{Bucket, Piece};
+pub use bucket::{Bucket, Piece, Residence};
 pub use element::ElementType;
 pub use error::{Error, Result};
 pub use memory::RankBytes;
 pub use row::{ParameterSpec, Row};
 pub use sample::{SampleOrder, global_batch, micro_batch};
 pub use stage::Stage;
+pub use states::{BUCKETS_IN_FLIGHT, Offload, ReduceType, StateConfig};
 pub use table::{LayoutConfig, ShardTable};
+pub use traffic::{StepTraffic, VerbBytes};
 
 /// Compiles the example of the README.
 #[cfg(doctest)]

@@ -13,7 +13,7 @@ pub struct ParameterSpec {
     pub name: String,
     /// Its shape; `[]` is a scalar, and a zero in it makes it empty.
     pub shape: Vec<usize>,
-    /// The type in which its values are kept for forward and backward.
+    /// The type in which its values are kept for forward and backward: the compute type.
     pub dtype: ElementType,
     /// The optimizer group it belongs to.
     pub group: usize,

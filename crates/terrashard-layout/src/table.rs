@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::bucket::{self, Bucket};
+use crate::bucket::{self, Bucket, Residence};
 use crate::counter::Digest;
-use crate::{Error, ParameterSpec, RankBytes, Result, Row, Stage};
+use crate::{Error, ParameterSpec, RankBytes, Result, Row, Stage, StateConfig, StepTraffic};
 
 const MIB: usize = 1 << 20;
 
@@ -92,7 +92,8 @@ impl ShardTable {
             .map(ParameterSpec::bytes)
             .sum();
         let bucket_bytes = bucket_bytes.unwrap_or_else(|| derived_bucket_bytes(reduced));
-        let buckets = bucket::pack(&rows, &completes, ranks, bucket_bytes);
+        let residence = |row: &Row| residence(stage, row);
+        let buckets = bucket::pack(&rows, &completes, residence, ranks, bucket_bytes);
         Ok(Self {
             rows,
             buckets,
@@ -122,7 +123,7 @@ impl ShardTable {
 
     /// The buckets in launch order: the reverse of the declared order, since backward yields the last block first.
     ///
-    /// Of several groups or element types, the bucket that backward completes first comes first. A parameter that
+    /// Of several groups, element types or residences, the bucket that backward completes first comes first. A parameter that
     /// others are tied to completes at the earliest use of any of them. Each trainable parameter that is neither
     /// tied nor empty is in one bucket, once; others are in none.
     pub fn buckets(&self) -> &[Bucket] {
@@ -144,18 +145,56 @@ impl ShardTable {
         self.bucket_bytes
     }
 
-    /// Whether every rank keeps the whole value of `row` between its uses.
-    pub fn keeps_whole(&self, row: &Row) -> bool {
-        !self.stage.shards_parameters() || row.replicated
+    /// How a rank holds the value of `row` between its uses.
+    pub fn residence(&self, row: &Row) -> Residence {
+        residence(self.stage, row)
     }
 
-    /// The bytes that the model states of this table take on each rank.
+    /// Whether every rank keeps the whole value of `row` between its uses.
+    pub fn keeps_whole(&self, row: &Row) -> bool {
+        self.residence(row) == Residence::Whole
+    }
+
+    /// The bytes that the model states of this table take on each rank, as the ZeRO paper counts them: trained with
+    /// the defaults of [`StateConfig`].
     pub fn memory(&self) -> RankBytes {
-        RankBytes::of(self)
+        self.rank_bytes(&StateConfig::default())
+    }
+
+    /// The bytes that the model states of this table take on each rank when it is trained like this.
+    pub fn rank_bytes(&self, config: &StateConfig) -> RankBytes {
+        RankBytes::of(self, config)
+    }
+
+    /// The bytes that each rank sends in one step when the table is trained like this by `groups` groups of
+    /// [`Self::ranks`] ranks each, 1 unless sharding is hybrid.
+    ///
+    /// # Panics
+    /// If `groups` is 0.
+    pub fn step_traffic(&self, config: &StateConfig, groups: usize) -> StepTraffic {
+        StepTraffic::of(self, config, groups)
+    }
+
+    /// The share of the model's elements that `persist_bytes` keeps whole on every rank, 0 to 1. Below stage 3, where
+    /// the setting does nothing, it is 0.
+    pub fn replicated_share(&self) -> f64 {
+        let elements = |rows: &mut dyn Iterator<Item = &Row>| -> u64 {
+            rows.map(|row| row.numel() as u64).sum()
+        };
+        let owners = || {
+            self.rows
+                .iter()
+                .filter(|row| row.parameter.tied_to.is_none())
+        };
+        let whole = elements(&mut owners().filter(|row| row.replicated));
+        match elements(&mut owners()) {
+            0 => 0.0,
+            all => whole as f64 / all as f64,
+        }
     }
 
     /// A hash of everything in this table: names, declared order, shapes, element types, groups, trainability,
-    /// ties, ranks, stage, thresholds. Ranks of one run compare it at start; it differs between rank counts and
+    /// ties, ranks, stage, thresholds, residence. Ranks of one run compare it at start; it differs between rank counts and
     /// stages on purpose, and is no fingerprint of a model.
     pub fn hash(&self) -> u64 {
         let mut digest = Digest::new();
@@ -180,10 +219,18 @@ impl ShardTable {
             digest.text(parameter.dtype.name());
             digest.number(parameter.group as u64);
             digest.number(u64::from(parameter.trainable));
+            digest.number(u64::from(self.keeps_whole(row)));
             digest.number(u64::from(parameter.tied_to.is_some()));
             digest.text(parameter.tied_to.as_deref().unwrap_or(""));
         }
         digest.finish()
+    }
+}
+
+fn residence(stage: Stage, row: &Row) -> Residence {
+    match stage.shards_parameters() && !row.replicated {
+        true => Residence::Shard,
+        false => Residence::Whole,
     }
 }
 

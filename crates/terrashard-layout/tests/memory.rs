@@ -1,6 +1,9 @@
 //! Predicted bytes against the formulas of the ZeRO paper and hand-computed cases.
 
-use terrashard_layout::{ElementType, LayoutConfig, ParameterSpec, RankBytes, ShardTable, Stage};
+use terrashard_layout::{
+    ElementType, LayoutConfig, Offload, ParameterSpec, RankBytes, ReduceType, ShardTable, Stage,
+    StateConfig,
+};
 
 fn memory(
     parameters: &[ParameterSpec],
@@ -63,19 +66,24 @@ fn the_papers_example() {
     }
 }
 
-#[test]
-fn odd_parameters_by_hand() {
+/// Five parameters, of 3 ranks: with the elements of each rank's shard in the comments.
+fn odd_model() -> [ParameterSpec; 5] {
     let mut frozen = ParameterSpec::new("frozen", [10], ElementType::F32);
     frozen.trainable = false;
     let mut tied = ParameterSpec::new("tied", [7, 5], ElementType::Bf16);
     tied.tied_to = Some("weight".into());
-    let parameters = [
+    [
         ParameterSpec::new("weight", [7, 5], ElementType::Bf16), // 35 elements, 12 on each of 3 ranks
         ParameterSpec::new("bias", [5], ElementType::F32),       // 5 elements, 2 on each
         ParameterSpec::new("empty", [0, 4], ElementType::F32),
         frozen, // 10 elements, 4 on each
         tied,
-    ];
+    ]
+}
+
+#[test]
+fn odd_parameters_by_hand() {
+    let parameters = odd_model();
     let whole = (2 * 35, 4 * 5, 4 * 10);
     let shard = (2 * 12, 4 * 2, 4 * 4);
     let states = |bytes: RankBytes| {
@@ -121,8 +129,151 @@ fn odd_parameters_by_hand() {
         [kept, shard.0 + shard.1, 4 * 12, 4 * 14, 4 * 14, 2 * 36],
     );
 
-    // The largest bucket is that of the weight: 36 padded elements and the 12 that come out, of 2 bytes.
+    // Two buckets, both of which may be on their way: of the weight, 36 padded elements and the 12 that come out, of
+    // 2 bytes; of the bias, 6 and 2 of 4 bytes.
     let bytes = memory(&parameters, 3, Stage::Two, 0);
-    assert_eq!(bytes.buckets, 2 * (36 + 12));
+    assert_eq!(bytes.buckets, 2 * (36 + 12) + 4 * (6 + 2));
     assert_eq!(bytes.total(), bytes.states() + bytes.buckets);
+}
+
+fn odd_table(stage: Stage, persist_bytes: usize) -> ShardTable {
+    let config = LayoutConfig {
+        ranks: 3,
+        stage,
+        persist_bytes,
+        bucket_bytes: None,
+    };
+    ShardTable::new(odd_model().to_vec(), &config).expect("the model is valid")
+}
+
+/// Gradients are held in the type in which they are reduced, or in the optimizer's where micro-batches add up.
+#[test]
+fn gradients_by_type_and_accumulation() {
+    let check = |stage, reduce, accumulate, expected| {
+        let config = StateConfig {
+            reduce,
+            accumulate,
+            ..StateConfig::default()
+        };
+        let bytes = odd_table(stage, 0).rank_bytes(&config);
+        assert_eq!(bytes.gradients, expected, "{stage} {reduce:?} {accumulate}");
+    };
+    check(Stage::Zero, ReduceType::Compute, 1, 2 * 35 + 4 * 5);
+    check(Stage::Zero, ReduceType::Full, 1, 4 * 35 + 4 * 5);
+    check(Stage::One, ReduceType::Compute, 3, 4 * 35 + 4 * 5);
+    check(Stage::Two, ReduceType::Compute, 1, 2 * 12 + 4 * 2);
+    check(Stage::Two, ReduceType::Compute, 3, 4 * 12 + 4 * 2);
+    check(Stage::Three, ReduceType::Full, 1, 4 * 12 + 4 * 2);
+
+    let full = StateConfig {
+        reduce: ReduceType::Full,
+        ..StateConfig::default()
+    };
+    let buckets = odd_table(Stage::Two, 0).rank_bytes(&full).buckets;
+    assert_eq!(buckets, 4 * (36 + 12) + 4 * (6 + 2));
+}
+
+#[test]
+fn moments_and_averages_by_optimizer() {
+    let optimizer = |moments, ema| {
+        let config = StateConfig {
+            moments,
+            ema,
+            ..StateConfig::default()
+        };
+        let bytes = odd_table(Stage::One, 0).rank_bytes(&config);
+        [bytes.master, bytes.momentum, bytes.variance, bytes.ema]
+    };
+    // The weight has 12 elements on a rank and the bias 2; only the weight, of 16 bits, has a master copy.
+    assert_eq!(optimizer(2, true), [48, 56, 56, 56]);
+    assert_eq!(optimizer(2, false), [48, 56, 56, 0]);
+    assert_eq!(optimizer(1, false), [48, 56, 0, 0]);
+    assert_eq!(optimizer(0, false), [48, 0, 0, 0]);
+}
+
+#[test]
+fn offloaded_states_by_hand() {
+    let bytes = |stage, persist, offload, offload_fraction, ema| {
+        let config = StateConfig {
+            offload,
+            offload_fraction,
+            ema,
+            ..StateConfig::default()
+        };
+        let bytes = odd_table(stage, persist).rank_bytes(&config);
+        [bytes.parameters, bytes.optimizer(), bytes.host]
+    };
+    let whole = 2 * 35 + 4 * 5 + 4 * 10;
+    // Master, m and v of 12 + 2 elements; the bias has a master copy too, beside its value on the device.
+    let optimizer = Offload::Optimizer;
+    assert_eq!(
+        bytes(Stage::Two, 0, optimizer, 1.0, false),
+        [whole, 0, 12 * 14]
+    );
+    assert_eq!(
+        bytes(Stage::Two, 0, optimizer, 1.0, true),
+        [whole, 0, 16 * 14]
+    );
+    // A half: 6 + 1 elements stay, of which the bias has no master copy.
+    assert_eq!(
+        bytes(Stage::Two, 0, optimizer, 0.5, false),
+        [whole, 12 * 6 + 8, 12 * 7]
+    );
+    assert_eq!(
+        bytes(Stage::Two, 0, optimizer, 0.0, false),
+        [whole, 12 * 12 + 8 * 2, 0]
+    );
+    // Shards of weight, bias and the frozen one move, and the bias is its own master copy.
+    let (parameters, shards) = (Offload::Parameters, 2 * 12 + 4 * 2 + 4 * 4);
+    assert_eq!(
+        bytes(Stage::Three, 0, parameters, 1.0, false),
+        [0, 0, shards + 12 * 12 + 8 * 2]
+    );
+    // The bias stays whole on the device, and so has a master copy in host memory.
+    assert_eq!(
+        bytes(Stage::Three, 21, parameters, 1.0, false),
+        [20, 0, shards - 4 * 2 + 12 * 14]
+    );
+}
+
+/// Padded to 3 ranks the weight takes 72 bytes, the bias 24, the frozen one 48, the tied one 72.
+#[test]
+fn what_is_gathered_at_once() {
+    let table = odd_table(Stage::Three, 0);
+    let row = |name| table.index(name).expect("a parameter");
+    let pair = [
+        vec![row("weight"), row("bias")],
+        vec![row("frozen"), row("tied")],
+    ];
+    let check = |blocks: &[Vec<usize>], prefetch, expected| {
+        let config = StateConfig {
+            blocks: blocks.to_vec(),
+            prefetch,
+            ..StateConfig::default()
+        };
+        assert_eq!(table.rank_bytes(&config).gathered, expected);
+    };
+    check(&[], 0, 72);
+    check(&[], 1, 48 + 72);
+    check(&[], 2, 48 + 72);
+    check(&pair, 0, 48 + 72);
+    check(&pair, 1, 72 + 24 + 48 + 72);
+    check(&pair, 2, 72 + 24 + 48 + 72);
+    let config = StateConfig {
+        blocks: pair.to_vec(),
+        ..StateConfig::default()
+    };
+    assert_eq!(
+        odd_table(Stage::Three, 21).rank_bytes(&config).gathered,
+        48 + 72
+    );
+    assert_eq!(odd_table(Stage::Two, 0).rank_bytes(&config).gathered, 0);
+}
+
+#[test]
+fn the_share_that_stays_whole() {
+    // 5 of the 50 elements that are nobody else's.
+    assert_eq!(odd_table(Stage::Three, 21).replicated_share(), 0.1);
+    assert_eq!(odd_table(Stage::Three, 0).replicated_share(), 0.0);
+    assert_eq!(odd_table(Stage::Two, 21).replicated_share(), 0.0);
 }

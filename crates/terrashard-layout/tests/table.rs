@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use terrashard_layout::{
-    ElementType, Error, LayoutConfig, ParameterSpec, ShardTable, Stage, counter,
+    ElementType, Error, LayoutConfig, ParameterSpec, Residence, ShardTable, Stage, counter,
 };
 
 const TYPES: [ElementType; 4] = [
@@ -294,6 +294,47 @@ fn stage_three_keeps_small_values_whole() {
             3
         );
     }
+}
+
+/// What is whole is gathered once, after the update, and what is a shard at each use: a bucket holds one of the two.
+#[test]
+fn buckets_never_mix_replicated_and_sharded_values() {
+    let parameters = || {
+        (0..6)
+            .map(|i| spec(&format!("p{i}"), &[if i % 2 == 0 { 4 } else { 400 }]))
+            .collect()
+    };
+    let buckets = |stage, persist_bytes| {
+        let config = LayoutConfig {
+            persist_bytes,
+            bucket_bytes: Some(1 << 20),
+            ..config(2, stage)
+        };
+        let table = ShardTable::new(parameters(), &config).unwrap();
+        let buckets = table.buckets().iter();
+        buckets
+            .map(|bucket| {
+                let rows = bucket.pieces.iter().map(|piece| &table.rows()[piece.row]);
+                assert!(
+                    rows.clone()
+                        .all(|row| table.residence(row) == bucket.residence)
+                );
+                let names = rows.map(|row| row.parameter.name.clone()).collect();
+                (bucket.residence, names)
+            })
+            .collect::<Vec<(Residence, Vec<String>)>>()
+    };
+    let all = ["p5", "p4", "p3", "p2", "p1", "p0"].map(String::from);
+    assert_eq!(buckets(Stage::Two, 100), [(Residence::Whole, all.to_vec())]);
+    assert_eq!(buckets(Stage::Three, 0), [(Residence::Shard, all.to_vec())]);
+    let (small, large) = (["p4", "p2", "p0"], ["p5", "p3", "p1"]);
+    assert_eq!(
+        buckets(Stage::Three, 100),
+        [
+            (Residence::Shard, large.map(String::from).to_vec()),
+            (Residence::Whole, small.map(String::from).to_vec()),
+        ]
+    );
 }
 
 #[test]

@@ -41,7 +41,7 @@ impl Kind {
 struct Entry {
     label: String,
     states: HeldBytes,
-    /// The largest bucket on its way, where that is known.
+    /// The buckets on their way, where that is known.
     bucket: Option<u64>,
     kind: Kind,
 }
@@ -134,7 +134,7 @@ pub(super) fn section(session: &SessionRecord) -> String {
         "Optimizer",
         "Together",
         "of stage 0",
-        "Largest bucket",
+        "Buckets in flight",
     ];
     let columns: String = columns
         .iter()
