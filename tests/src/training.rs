@@ -6,7 +6,9 @@ use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use terrashard_collectives::{Communicator, local};
 use terrashard_layout::{ElementType, Stage, micro_batch};
-use terrashard_models::{Labels, Loss, Losses, Maps, Mode, Normalizers, S2s2Net, Scope, Targets};
+use terrashard_models::{
+    Labels, Loss, Losses, Maps, Mode, Normalizers, Pass, S2s2Net, Scope, Targets,
+};
 use terrashard_zero::{
     AdamW, Initial, ParameterGroup, Select, StateKind, StepOutcome, ZeroConfig, ZeroOptimizer,
 };
@@ -19,12 +21,24 @@ use crate::maps::observe_maps;
 pub struct Sharded<'a>(pub &'a ZeroOptimizer);
 
 impl Scope for Sharded<'_> {
-    fn enter<M: Module, const D: usize>(&self, module: &M, anchor: &Tensor<D>) -> M {
-        self.0.enter(module, anchor)
+    fn block<M, const D: usize, const E: usize, F>(
+        &self,
+        _name: &str,
+        module: &M,
+        inputs: Vec<Tensor<D>>,
+        forward: F,
+    ) -> Tensor<E>
+    where
+        M: Module + Sync + 'static,
+        F: Fn(&M, Vec<Tensor<D>>, &Pass) -> Tensor<E> + Send + Sync + 'static,
+    {
+        let anchor = inputs.last().expect("a block has an input");
+        let module = self.0.enter(module, anchor);
+        forward(&module, inputs, &self.pass())
     }
 
-    fn mode(&self) -> Mode {
-        Mode::Training
+    fn pass(&self) -> Pass {
+        Pass::new(Mode::Training)
     }
 }
 

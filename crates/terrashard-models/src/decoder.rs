@@ -1,12 +1,13 @@
 //! The all-MLP head and the branches that enlarge its output.
 
+use crate::blocks::BlockInfo;
 use crate::config::{HeadNorm, ModelConfig};
 use crate::encoder::{to_map, to_tokens};
-use crate::scope::Scope;
+use crate::scope::{Scope, take};
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
 use terrashard_ops::{
-    Activation, BatchNorm, Conv2d, ConvShape, LevelOrder, Linear, activate, fuse_levels,
+    Activation, BatchNorm, Conv2d, ConvShape, LevelOrder, Linear, Pass, activate, fuse_levels,
 };
 
 /// Channels that the head gives to the branches.
@@ -45,7 +46,7 @@ impl Head {
         }
     }
 
-    fn forward(&self, features: &[Tensor<4>; 4], scope: &impl Scope) -> Tensor<4> {
+    fn forward(&self, features: &[Tensor<4>; 4], pass: &Pass) -> Tensor<4> {
         let order = if self.bn.is_some() {
             LevelOrder::DeepestFirst
         } else {
@@ -70,7 +71,7 @@ impl Head {
             order,
         );
         let fused = match &self.bn {
-            Some(bn) => bn.forward(fused, scope.mode(), &scope.ranks()),
+            Some(bn) => bn.forward(fused, pass),
             None => fused,
         };
         self.cls.forward(activate(fused, Activation::Relu))
@@ -94,15 +95,34 @@ impl Branch {
         }
     }
 
+    fn list(&self, prefix: &str) -> [BlockInfo; 2] {
+        [
+            BlockInfo::new(format!("{prefix}.conv0"), &self.conv0),
+            BlockInfo::new(format!("{prefix}.conv1"), &self.conv1),
+        ]
+    }
+
     /// The map at the input's resolution and the final one.
-    fn forward(&self, x: Tensor<4>) -> (Tensor<4>, Tensor<4>) {
-        let low = self.conv0.forward_upsampled(x, HEAD_STRIDE);
-        (low.clone(), self.conv1.forward_upsampled(low, self.scale))
+    fn forward(&self, prefix: &str, x: Tensor<4>, scope: &impl Scope) -> (Tensor<4>, Tensor<4>) {
+        let enlarge = |name: &str, convolution: &Conv2d, x: Tensor<4>, factor: usize| {
+            let name = format!("{prefix}.{name}");
+            scope.block(&name, convolution, vec![x], move |convolution, x, _| {
+                let [x] = take(x);
+                convolution.forward_upsampled(x, factor)
+            })
+        };
+        let low: Tensor<4> = enlarge("conv0", &self.conv0, x, HEAD_STRIDE);
+        (low.clone(), enlarge("conv1", &self.conv1, low, self.scale))
     }
 }
 
 /// Channels that the super-resolution branch learns.
 pub const SUPERRES_CHANNELS: usize = 4;
+
+/// Where the parts are in the model.
+const HEAD: &str = "tail.head";
+const SEGMENTATION: &str = "tail.seg";
+const SUPERRES: &str = "tail.sr";
 
 /// Everything behind the encoder.
 #[derive(Module, Debug)]
@@ -135,15 +155,22 @@ impl Tail {
         self.head.bn.as_ref().map(|bn| ("tail.head.bn", bn))
     }
 
+    /// The blocks in the order of [`forward`](Self::forward).
+    pub(crate) fn list(&self) -> Vec<BlockInfo> {
+        let mut blocks = vec![BlockInfo::new(HEAD.into(), &self.head)];
+        blocks.extend(self.seg.list(SEGMENTATION));
+        blocks.extend(self.sr.iter().flat_map(|sr| sr.list(SUPERRES)));
+        blocks
+    }
+
     pub(crate) fn forward(&self, features: &[Tensor<4>; 4], scope: &impl Scope) -> TailMaps {
-        let head = scope
-            .enter(&self.head, &features[3])
-            .forward(features, scope);
-        let segmentation = scope.enter(&self.seg, &head).forward(head.clone());
-        let superres = self
-            .sr
-            .as_ref()
-            .map(|sr| scope.enter(sr, &head).forward(head.clone()));
+        let levels = features.to_vec();
+        let head: Tensor<4> = scope.block(HEAD, &self.head, levels, |head, levels, pass| {
+            head.forward(&take(levels), pass)
+        });
+        let segmentation = self.seg.forward(SEGMENTATION, head.clone(), scope);
+        let superres = self.sr.as_ref();
+        let superres = superres.map(|sr| sr.forward(SUPERRES, head.clone(), scope));
         TailMaps {
             head,
             segmentation,

@@ -1,8 +1,9 @@
 //! The Mix Transformer ([Xie et al. 2021](https://arxiv.org/abs/2105.15203)): four stages, each a patch embedding and
 //! transformer blocks.
 
+use crate::blocks::BlockInfo;
 use crate::config::ModelConfig;
-use crate::scope::Scope;
+use crate::scope::{Scope, take};
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use terrashard_ops::{Activation, Conv2d, ConvShape, LayerNorm, Linear, activate, attention};
@@ -163,17 +164,51 @@ impl Stage {
         }
     }
 
+    /// The blocks in the order of [`forward`](Self::forward).
+    pub(crate) fn list(&self, prefix: &str) -> Vec<BlockInfo> {
+        let embed = BlockInfo::new(format!("{prefix}.embed"), &self.embed)
+            .with(&format!("{prefix}.embed_norm"), &self.embed_norm);
+        let mut blocks = vec![embed];
+        for (i, block) in self.blocks.iter().enumerate() {
+            blocks.push(BlockInfo::new(format!("{prefix}.blocks.{i}"), block));
+        }
+        blocks.push(BlockInfo::new(format!("{prefix}.norm"), &self.norm));
+        blocks
+    }
+
     /// # Shapes
     /// `[N, C, H, W]` to `[N, dim, H / stride, W / stride]`.
-    pub(crate) fn forward(&self, x: Tensor<4>, scope: &impl Scope) -> Tensor<4> {
-        // Embedding and norm are used together, so they are entered together.
-        let (embed, norm) = scope.enter(&(self.embed.clone(), self.embed_norm.clone()), &x);
-        let (tokens, grid) = to_tokens(embed.forward(x));
-        let mut x = norm.forward(tokens);
-        for block in &self.blocks {
-            x = scope.enter(block, &x).forward(x, grid);
+    pub(crate) fn forward(&self, prefix: &str, x: Tensor<4>, scope: &impl Scope) -> Tensor<4> {
+        let [.., height, width] = x.dims();
+        let grid = self.grid(height, width);
+        // Embedding and norm are used together, so they are one block.
+        let embed = (self.embed.clone(), self.embed_norm.clone());
+        let name = format!("{prefix}.embed");
+        let mut x: Tensor<3> = scope.block(&name, &embed, vec![x], |(embed, norm), x, _| {
+            let [x] = take(x);
+            norm.forward(to_tokens(embed.forward(x)).0)
+        });
+        for (i, block) in self.blocks.iter().enumerate() {
+            let name = format!("{prefix}.blocks.{i}");
+            x = scope.block(&name, block, vec![x], move |block, x, _| {
+                let [x] = take(x);
+                block.forward(x, grid)
+            });
         }
-        let norm = scope.enter(&self.norm, &x);
-        to_map(norm.forward(x), grid)
+        let name = format!("{prefix}.norm");
+        scope.block(&name, &self.norm, vec![x], move |norm, x, _| {
+            let [x] = take(x);
+            to_map(norm.forward(x), grid)
+        })
+    }
+
+    /// What the embedding makes of a map of this size.
+    fn grid(&self, height: usize, width: usize) -> Grid {
+        let kernel = self.embed.weight.lazy_shape()[2];
+        let extent = |extent| self.embed.shape().output(extent, kernel);
+        Grid {
+            height: extent(height),
+            width: extent(width),
+        }
     }
 }

@@ -19,6 +19,7 @@
 //! - The names of parameters are their paths in the module tree, and the order of declaration is that of a forward pass.
 //! - Building a model allocates no parameter.
 
+mod blocks;
 mod config;
 mod decoder;
 mod encoder;
@@ -29,6 +30,7 @@ mod padding;
 mod scope;
 mod weights;
 
+pub use blocks::BlockInfo;
 pub use config::{FeedForward, HeadNorm, ModelConfig};
 pub use decoder::{Branch, HEAD_OUTPUT, Head, SUPERRES_CHANNELS, Tail};
 pub use encoder::{Attention, Block, MixFeedForward, Stage};
@@ -36,7 +38,9 @@ pub use error::{Error, Result};
 pub use losses::{Loss, Losses, Normalizers, Targets};
 pub use net::{Maps, S2s2Net};
 pub use scope::{Plain, Scope};
-pub use terrashard_ops::{Alone, IGNORE, Labels, Mode, SumOverRanks};
+pub use terrashard_ops::{
+    Alone, IGNORE, Labels, Masks, Mode, Pass, Recorder, Replay, SumOverRanks,
+};
 pub use weights::{assign, initial_value, parameters};
 
 /// The README's example, compiled.

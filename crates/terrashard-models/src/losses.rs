@@ -115,7 +115,13 @@ impl Loss {
                         divisor,
                     },
                 );
-                bce + dice(logits, labels, 0.1, normalizers.samples, &*scope.ranks())
+                bce + dice(
+                    logits,
+                    labels,
+                    0.1,
+                    normalizers.samples,
+                    &*scope.pass().ranks,
+                )
             }
         };
         let affinity = maps.sr_low.as_ref().map(|sr_low| {

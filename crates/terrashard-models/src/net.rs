@@ -1,5 +1,6 @@
 //! The whole model.
 
+use crate::blocks::BlockInfo;
 use crate::config::ModelConfig;
 use crate::decoder::Tail;
 use crate::encoder::Stage;
@@ -60,7 +61,8 @@ impl S2s2Net {
         let padding = Padding::new(&image, self.multiple);
         let mut x = padding.pad(image);
         let features = std::array::from_fn(|stage| {
-            x = self.stages[stage].forward(x.clone(), scope);
+            let name = format!("stages.{stage}");
+            x = self.stages[stage].forward(&name, x.clone(), scope);
             x.clone()
         });
         let maps = self.tail.forward(&features, scope);
@@ -79,6 +81,18 @@ impl S2s2Net {
     /// Names and shapes of all parameters in the order in which a forward pass uses them. Initialises nothing.
     pub fn parameters(&self) -> Vec<(String, Vec<usize>)> {
         weights::parameters(self)
+    }
+
+    /// The units in which a forward pass uses the parameters, in its order: for each stage `stages.I.embed` (with the norm
+    /// behind it), `stages.I.blocks.J` and `stages.I.norm`, then `tail.head`, and `conv0` and `conv1` of `tail.seg` and perhaps
+    /// `tail.sr`. Every parameter is in one of them. Initialises nothing.
+    pub fn blocks(&self) -> Vec<BlockInfo> {
+        let stages = self.stages.iter().enumerate();
+        let mut blocks: Vec<_> = stages
+            .flat_map(|(i, stage)| stage.list(&format!("stages.{i}")))
+            .collect();
+        blocks.extend(self.tail.list());
+        blocks
     }
 
     /// The model with the initial values that follow from this seed, on its device.

@@ -4,8 +4,8 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor, TensorData};
 use std::cell::RefCell;
 use terrashard_models::{
-    Error, HeadNorm, IGNORE, Labels, Loss, Mode, ModelConfig, Normalizers, Plain, Scope, Targets,
-    initial_value,
+    Error, HeadNorm, IGNORE, Labels, Loss, Mode, ModelConfig, Normalizers, Pass, Plain, Scope,
+    Targets, initial_value, parameters,
 };
 
 fn tiny() -> ModelConfig {
@@ -225,31 +225,88 @@ fn inference_leaves_the_running_statistics_and_training_moves_them() {
     assert_eq!(model.buffers(), before);
 }
 
-/// Notes what is entered, and in which order.
+/// Notes which blocks are run, and in which order.
 #[derive(Default)]
-struct Recorder(RefCell<Vec<usize>>);
+struct Noted(RefCell<Vec<(String, Vec<usize>)>>);
 
-impl Scope for Recorder {
-    fn enter<M: Module, const D: usize>(&self, module: &M, _anchor: &Tensor<D>) -> M {
-        self.0.borrow_mut().push(module.num_params());
-        module.clone()
+impl Scope for Noted {
+    fn block<M, const D: usize, const E: usize, F>(
+        &self,
+        name: &str,
+        module: &M,
+        inputs: Vec<Tensor<D>>,
+        forward: F,
+    ) -> Tensor<E>
+    where
+        M: Module + Sync + 'static,
+        F: Fn(&M, Vec<Tensor<D>>, &Pass) -> Tensor<E> + Send + Sync + 'static,
+    {
+        let shapes = parameters(module).into_iter();
+        let counts = shapes.map(|(_, shape)| shape.iter().product()).collect();
+        self.0.borrow_mut().push((name.into(), counts));
+        forward(module, inputs, &self.pass())
     }
 
-    fn mode(&self) -> Mode {
-        Mode::Training
+    fn pass(&self) -> Pass {
+        Pass::new(Mode::Training)
     }
 }
 
 #[test]
-fn every_parameter_is_entered_once() {
+fn every_parameter_is_in_one_of_the_declared_blocks() {
     let device = Device::flex();
-    let model = tiny().init(&device).unwrap();
-    let scope = Recorder::default();
+    let config = ModelConfig {
+        depths: [1, 2, 1, 1],
+        ..tiny()
+    };
+    let model = config.init(&device).unwrap();
+    let blocks = model.blocks();
+    let listed = model.parameters();
+    let mut initialised = Initialised::default();
+    model.visit(&mut initialised);
+    assert_eq!(initialised.0, 0);
+    let names: Vec<&str> = blocks.iter().map(|block| block.name.as_str()).collect();
+    assert_eq!(
+        names,
+        [
+            "stages.0.embed",
+            "stages.0.blocks.0",
+            "stages.0.norm",
+            "stages.1.embed",
+            "stages.1.blocks.0",
+            "stages.1.blocks.1",
+            "stages.1.norm",
+            "stages.2.embed",
+            "stages.2.blocks.0",
+            "stages.2.norm",
+            "stages.3.embed",
+            "stages.3.blocks.0",
+            "stages.3.norm",
+            "tail.head",
+            "tail.seg.conv0",
+            "tail.seg.conv1",
+            "tail.sr.conv0",
+            "tail.sr.conv1",
+        ]
+    );
+    let declared: Vec<&String> = blocks.iter().flat_map(|block| &block.parameters).collect();
+    assert_eq!(
+        declared,
+        listed.iter().map(|(name, _)| name).collect::<Vec<_>>()
+    );
+
+    // A forward pass runs just these, in this order.
+    let scope = Noted::default();
     model.forward(image(32, 32, &device), &scope);
-    let entered = scope.0.into_inner();
-    // Each stage: embedding with its norm, one block, norm. Then the head and two branches.
-    assert_eq!(entered.len(), 4 * 3 + 3);
-    assert_eq!(entered.iter().sum::<usize>(), model.num_params());
+    let count = |name: &String| -> usize {
+        let shape = &listed.iter().find(|(other, _)| other == name).unwrap().1;
+        shape.iter().product()
+    };
+    let expected: Vec<(String, Vec<usize>)> = blocks
+        .into_iter()
+        .map(|block| (block.name, block.parameters.iter().map(count).collect()))
+        .collect();
+    assert_eq!(scope.0.into_inner(), expected);
 }
 
 #[test]

@@ -21,15 +21,17 @@ pub struct BatchStatistics {
 }
 
 impl BatchStatistics {
-    /// Statistics from [`batch_sums`] after they were added over ranks.
+    /// Statistics from [`batch_sums`] after they were added over ranks; zeros where no rank has a value.
     pub fn from_sums(sums: &[f64], epsilon: f64, ranks: Arc<dyn SumOverRanks>) -> Self {
         let (&count, sums) = sums.split_first().expect("batch sums begin with the count");
         let (first, second) = sums.split_at(sums.len() / 2);
-        let mean: Vec<f64> = first.iter().map(|sum| sum / count).collect();
+        // The sums of no values are zeros, whatever they are divided by.
+        let divisor = if count == 0.0 { 1.0 } else { count };
+        let mean: Vec<f64> = first.iter().map(|sum| sum / divisor).collect();
         let variance = second
             .iter()
             .zip(&mean)
-            .map(|(sum, mean)| (sum / count - mean * mean).max(0.0))
+            .map(|(sum, mean)| (sum / divisor - mean * mean).max(0.0))
             .collect();
         Self {
             mean,
@@ -67,16 +69,20 @@ impl BatchStatistics {
         };
         let mut sums = sums.to_vec();
         ranks.sum(&mut sums);
-        sums.iter().map(|sum| sum / self.count).collect()
+        sums.iter().map(|sum| sum / self.count.max(1.0)).collect()
     }
 }
 
 /// The sums from which batch statistics follow, ready to be added over ranks: the number of values a channel, then the sum of
-/// each channel, then the sum of squares of each.
+/// each channel, then the sum of squares of each. Zeros for a batch without a sample, such as a rank has that waits for others.
 ///
 /// # Shapes
 /// `[N, C, H, W]` to `1 + 2 C` values.
 pub fn batch_sums(x: Tensor<4>) -> Vec<f64> {
+    let [_, channels, ..] = x.dims();
+    if x.shape().num_elements() == 0 {
+        return vec![0.0; 1 + 2 * channels];
+    }
     let sums: Tensor<1> = operate(vec![x.inner().into_dispatch()], Operation::BatchSums);
     let mut sums = host(sums);
     // Squares were taken around the mean, and are moved in f64, so that nothing cancels in a narrower type.

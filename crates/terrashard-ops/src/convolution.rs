@@ -32,6 +32,11 @@ impl ConvShape {
         groups: 1,
     };
 
+    /// Height or width of the result where those of the input are `extent`.
+    pub fn output(self, extent: usize, kernel: usize) -> usize {
+        (extent + 2 * self.padding - kernel) / self.stride + 1
+    }
+
     /// Whether an odd kernel of this size leaves height and width as they are.
     pub(crate) fn keeps_size(self, kernel: usize) -> bool {
         self.stride == 1 && kernel == 2 * self.padding + 1

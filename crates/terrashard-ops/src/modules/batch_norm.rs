@@ -1,18 +1,9 @@
 //! Normalisation over the batch, with running statistics that are no parameters.
 
-use crate::{BatchStatistics, Initial, SumOverRanks, batch_norm, batch_sums, parameter};
+use crate::{BatchStatistics, Initial, Mode, Pass, batch_norm, batch_sums, parameter};
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-/// Whether a forward pass is part of training.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mode {
-    /// Normalise by the statistics of the batch and move the running ones.
-    Training,
-    /// Normalise by the running statistics and change nothing.
-    Inference,
-}
 
 /// The running statistics of a [`BatchNorm`].
 #[derive(Debug, Clone, PartialEq)]
@@ -79,38 +70,52 @@ impl BatchNorm {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Applies the normalisation; `ranks` adds the statistics of training over ranks.
+    /// Applies the normalisation. In training the statistics are those of the batch, added over the pass's ranks by their
+    /// counts; where no rank has a value, nothing moves.
     ///
     /// # Shapes
     /// `[N, channels, H, W]`, kept.
-    pub fn forward(&self, x: Tensor<4>, mode: Mode, ranks: &Arc<dyn SumOverRanks>) -> Tensor<4> {
-        let statistics = match mode {
+    pub fn forward(&self, x: Tensor<4>, pass: &Pass) -> Tensor<4> {
+        let statistics = match pass.mode {
             Mode::Training => {
-                let mut sums = batch_sums(x.clone());
-                ranks.sum(&mut sums);
-                let statistics = BatchStatistics::from_sums(&sums, self.epsilon, ranks.clone());
-                let unbiased = statistics.count / (statistics.count - 1.0).max(1.0);
-                let moved = |old: &[f64], new: &mut dyn Iterator<Item = f64>| {
-                    old.iter()
-                        .zip(new)
-                        .map(|(old, new)| old + self.momentum * (new - old))
-                        .collect()
-                };
-                let mut running = self.lock();
-                *running = Running {
-                    mean: moved(&running.mean, &mut statistics.mean.iter().copied()),
-                    variance: moved(
-                        &running.variance,
-                        &mut statistics.variance.iter().map(|v| v * unbiased),
-                    ),
-                };
+                let statistics = self.of_batch(&x, pass);
+                self.follow(&statistics);
                 statistics
             }
+            Mode::Recomputing => self.of_batch(&x, pass),
             Mode::Inference => {
                 let Running { mean, variance } = self.running();
                 BatchStatistics::fixed(mean, variance, self.epsilon)
             }
         };
         batch_norm(x, self.weight.val(), self.bias.val(), statistics)
+    }
+
+    fn of_batch(&self, x: &Tensor<4>, pass: &Pass) -> BatchStatistics {
+        let mut sums = batch_sums(x.clone());
+        pass.ranks.sum(&mut sums);
+        BatchStatistics::from_sums(&sums, self.epsilon, pass.ranks.clone())
+    }
+
+    /// Moves the running statistics towards those of a batch.
+    fn follow(&self, batch: &BatchStatistics) {
+        if batch.count == 0.0 {
+            return;
+        }
+        let unbiased = batch.count / (batch.count - 1.0).max(1.0);
+        let moved = |old: &[f64], new: &mut dyn Iterator<Item = f64>| {
+            old.iter()
+                .zip(new)
+                .map(|(old, new)| old + self.momentum * (new - old))
+                .collect()
+        };
+        let mut running = self.lock();
+        *running = Running {
+            mean: moved(&running.mean, &mut batch.mean.iter().copied()),
+            variance: moved(
+                &running.variance,
+                &mut batch.variance.iter().map(|v| v * unbiased),
+            ),
+        };
     }
 }

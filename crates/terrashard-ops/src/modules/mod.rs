@@ -5,7 +5,7 @@ mod convolution;
 mod layer_norm;
 mod linear;
 
-pub use batch_norm::{BatchNorm, Mode, Running};
+pub use batch_norm::{BatchNorm, Running};
 pub use convolution::Conv2d;
 pub use layer_norm::LayerNorm;
 pub use linear::Linear;

@@ -10,7 +10,7 @@ use terrashard_collectives::local::LocalCommunicator;
 use terrashard_data::{Batch as Samples, Loader, LoaderOptions};
 use terrashard_layout::ShardTable;
 use terrashard_models::{Losses, Normalizers, S2s2Net, Scope, Targets, initial_value};
-use terrashard_ops::{Labels, Mode, SumOverRanks};
+use terrashard_ops::{Labels, Mode, Pass, SumOverRanks};
 use terrashard_zero::{AdamW, Initial, NonFinite, StepOutcome, ZeroConfig, ZeroOptimizer};
 
 use super::{Plan, saving};
@@ -267,16 +267,27 @@ struct Sharded<'a> {
 }
 
 impl Scope for Sharded<'_> {
-    fn enter<M: Module, const D: usize>(&self, module: &M, anchor: &Tensor<D>) -> M {
-        self.optimizer.enter(module, anchor)
+    fn block<M, const D: usize, const E: usize, F>(
+        &self,
+        _name: &str,
+        module: &M,
+        inputs: Vec<Tensor<D>>,
+        forward: F,
+    ) -> Tensor<E>
+    where
+        M: Module + Sync + 'static,
+        F: Fn(&M, Vec<Tensor<D>>, &Pass) -> Tensor<E> + Send + Sync + 'static,
+    {
+        let anchor = inputs.last().expect("a block has an input");
+        let module = self.optimizer.enter(module, anchor);
+        forward(&module, inputs, &self.pass())
     }
 
-    fn mode(&self) -> Mode {
-        Mode::Training
-    }
-
-    fn ranks(&self) -> Arc<dyn SumOverRanks> {
-        self.sums.clone()
+    fn pass(&self) -> Pass {
+        Pass {
+            ranks: self.sums.clone(),
+            ..Pass::new(Mode::Training)
+        }
     }
 }
 
