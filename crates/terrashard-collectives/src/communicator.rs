@@ -1,6 +1,7 @@
 //! The trait that every transport implements.
 
 use std::fmt::{self, Debug};
+use std::sync::Arc;
 
 use burn::tensor::Tensor;
 
@@ -62,7 +63,16 @@ pub trait Communicator: Send + Sync + Debug {
     /// Returns when every rank has called it.
     fn barrier(&self) -> Result<()>;
 
-    /// Gives up for the whole group: calls that not all ranks have made yet fail on every rank with
+    /// A group of the ranks that give the same `color`, in rank order, with traffic of its own. A call of this
+    /// group like the others, which returns when every rank has made it.
+    ///
+    /// The new group and this one stay tied: a rank that fails, panics, aborts or leaves is missed in both, and an
+    /// error in one of them ends all groups of the run. Errors name ranks as the run counts them, before any split,
+    /// and calls as their group does. Calls of several groups may be under way together; two ranks that *wait* in two
+    /// groups, each for a call that the other has not made yet, wait for ever, as with two locks.
+    fn split(&self, color: usize) -> Result<Arc<dyn Communicator>>;
+
+    /// Gives up for the whole run: calls that not all ranks have made yet fail on every rank, in every group, with
     /// [`crate::Error::Poisoned`], which carries this rank and `reason`.
     fn abort(&self, reason: &str);
 

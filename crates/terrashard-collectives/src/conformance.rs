@@ -4,10 +4,13 @@
 //! functions panic with a message that names the verb, the rank and the position if a communicator does
 //! something else.
 
+mod groups;
+
 use burn::tensor::{DType, Device, Tensor};
 use half::{bf16, f16};
 
 use crate::{Communicator, Pending, Result};
+pub use groups::{interleaving, splits};
 
 /// Elements per rank that are tried: none, one, odd ones, and one beyond what a transport may do in one piece.
 const SIZES: [usize; 5] = [0, 1, 3, 35, 66_001];
@@ -24,7 +27,9 @@ pub fn run(comm: &dyn Communicator, device: &Device) -> Result<()> {
         composition(comm, device, dtype)?;
         any_order(comm, device, dtype)?;
     }
-    traffic(comm, device)
+    traffic(comm, device)?;
+    splits(comm, device)?;
+    interleaving(comm, device)
 }
 
 /// Each verb yields the right elements in the right places, and keeps element type and device.

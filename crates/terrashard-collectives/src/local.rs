@@ -18,11 +18,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread;
 
-use burn::tensor::{FloatDType, Tensor, TensorData};
+use burn::tensor::{Tensor, TensorData};
 
 use crate::traffic::Meter;
 use crate::{Call, Communicator, Error, Pending, Result, Traffic, Verb};
-use group::Group;
+use group::{Group, Input};
 
 /// Stack of a rank's thread: what the main thread has on Linux, since models recurse as deep there.
 const STACK_BYTES: usize = 8 << 20;
@@ -175,7 +175,7 @@ impl<E: StdError + 'static> StdError for RunError<E> {
     }
 }
 
-/// A rank's connection to the other threads of its [`run`].
+/// A rank's connection to the other threads of its [`run`], or to those of its color.
 #[derive(Debug)]
 pub struct LocalCommunicator {
     rank: usize,
@@ -199,7 +199,7 @@ impl LocalCommunicator {
         let data = input.try_into_data().map_err(|source| Error::Read {
             source: Arc::new(source),
         })?;
-        let slot = self.group.publish(rank, call, data)?;
+        let slot = self.group.publish(rank, call, Input::Elements(data))?;
         self.meter.count(&call, rank, ranks);
         let group = Arc::clone(&self.group);
         Ok(Pending::new(move || {
@@ -244,19 +244,25 @@ impl Communicator for LocalCommunicator {
     }
 
     fn barrier(&self) -> Result<()> {
-        let call = Call {
-            verb: Verb::Barrier,
-            len: 0,
-            dtype: FloatDType::F32,
-        };
+        let call = Call::without_elements(Verb::Barrier);
         if self.ranks() > 1 {
-            let slot =
-                self.group
-                    .publish(self.rank, call, TensorData::new(Vec::<f32>::new(), [0]))?;
+            let nothing = TensorData::new(Vec::<f32>::new(), [0]);
+            let slot = self
+                .group
+                .publish(self.rank, call, Input::Elements(nothing))?;
             self.group.finish(self.rank, &slot)?;
         }
         self.meter.count(&call, self.rank, self.ranks());
         Ok(())
+    }
+
+    fn split(&self, color: usize) -> Result<Arc<dyn Communicator>> {
+        let (rank, group) = self.group.split(self.rank, color)?;
+        Ok(Arc::new(Self {
+            rank,
+            group,
+            meter: Meter::default(),
+        }))
     }
 
     fn abort(&self, reason: &str) {

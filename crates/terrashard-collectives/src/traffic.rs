@@ -27,6 +27,8 @@ pub struct VerbTraffic {
 /// | all-gather | `[n]` | `(N - 1) n b` |
 /// | broadcast | `[L]` | `(N - 1) L b` by the root, 0 by the others |
 /// | barrier | | 0 |
+///
+/// Splits are not counted. Groups that come from a split count for themselves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Traffic {
     /// All-reduces.
@@ -83,7 +85,7 @@ impl Traffic {
 pub(crate) struct Meter(Mutex<Traffic>);
 
 impl Meter {
-    /// Counts a call that `rank` of `ranks` has made.
+    /// Counts a call that `rank` of `ranks` has made. Splits are not counted.
     pub(crate) fn count(&self, call: &Call, rank: usize, ranks: usize) {
         let others = ranks as u64 - 1;
         let element = DType::from(call.dtype).size() as u64;
@@ -96,6 +98,7 @@ impl Meter {
             Verb::Broadcast { root } if root == rank => (&mut traffic.broadcast, bytes(call.len)),
             Verb::Broadcast { .. } => (&mut traffic.broadcast, 0),
             Verb::Barrier => (&mut traffic.barrier, 0),
+            Verb::Split => return,
         };
         entry.calls += 1;
         entry.bytes += sent;

@@ -20,6 +20,8 @@ pub enum Verb {
     },
     /// Every rank waits for every other.
     Barrier,
+    /// The group is split by color.
+    Split,
 }
 
 impl fmt::Display for Verb {
@@ -30,6 +32,7 @@ impl fmt::Display for Verb {
             Self::AllGather => write!(f, "all-gather"),
             Self::Broadcast { root } => write!(f, "broadcast from rank {root}"),
             Self::Barrier => write!(f, "barrier"),
+            Self::Split => write!(f, "split"),
         }
     }
 }
@@ -45,10 +48,21 @@ pub struct Call {
     pub dtype: FloatDType,
 }
 
+impl Call {
+    /// A call of a verb that carries no tensor.
+    pub(crate) fn without_elements(verb: Verb) -> Self {
+        Self {
+            verb,
+            len: 0,
+            dtype: FloatDType::F32,
+        }
+    }
+}
+
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.verb {
-            Verb::Barrier => write!(f, "{}", self.verb),
+            Verb::Barrier | Verb::Split => write!(f, "{}", self.verb),
             verb => write!(
                 f,
                 "{verb} of {} {}",

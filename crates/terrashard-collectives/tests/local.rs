@@ -1,5 +1,7 @@
 //! The conformance suite on threads, and what happens when a rank does not do what the others do.
 
+use std::sync::{Arc, Mutex};
+
 use burn::tensor::{DType, Device, Tensor};
 use terrashard_collectives::local::{self, LocalCommunicator, RunError};
 use terrashard_collectives::{Communicator, Error, Result, Verb, conformance};
@@ -200,7 +202,7 @@ fn a_panicking_rank_frees_and_informs_the_others() {
     );
     assert_eq!(error.to_string(), "rank 2 panicked: index 7 out of bounds");
 
-    let seen = std::sync::Mutex::new(String::new());
+    let seen = Mutex::new(String::new());
     let run = local::run(2, |comm| {
         if comm.rank() == 1 {
             panic!("lost");
@@ -249,7 +251,7 @@ fn a_rank_that_leaves_early_is_an_error_not_a_hang() {
 #[test]
 fn calls_that_all_ranks_have_made_complete_whatever_follows() {
     for _ in 0..50 {
-        let sums = std::sync::Mutex::new(Vec::new());
+        let sums = Mutex::new(Vec::new());
         let run = local::run(3, |comm| {
             let pending = comm.all_reduce(tensor(100_000))?;
             // All have published once the barrier is passed.
@@ -284,4 +286,154 @@ fn wrong_arguments_are_refused_before_anybody_is_told() {
         comm.barrier()
     });
     assert_eq!(seen, ["ok", "ok"]);
+}
+
+/// The even and the odd ranks, each in a group of their own.
+fn by_parity(comm: &LocalCommunicator) -> Result<Arc<dyn Communicator>> {
+    comm.split(comm.rank() % 2)
+}
+
+#[test]
+fn an_abort_reaches_every_group() {
+    // Rank 0 gives up in its group; rank 2 waits there, 1 and 3 wait elsewhere.
+    for waits_in_group in [true, false] {
+        let seen = outcomes(4, |comm| {
+            let group = by_parity(comm)?;
+            match comm.rank() {
+                0 => group.abort("the disk is full"),
+                3 if waits_in_group => group.all_reduce(tensor(9))?.wait().map(drop)?,
+                2 => group.barrier()?,
+                _ => comm.all_gather(tensor(2))?.wait().map(drop)?,
+            }
+            Ok(())
+        });
+        let lost = "rank 0 gave up: the disk is full";
+        assert_eq!(seen, ["ok", lost, lost, lost]);
+    }
+    // The other way round.
+    let seen = outcomes(4, |comm| {
+        let group = by_parity(comm)?;
+        match comm.rank() {
+            3 => comm.abort("the disk is full"),
+            1 => drop(group.all_gather(tensor(2))?.wait()?),
+            _ => drop(group.split(comm.rank())?.split(0)?),
+        }
+        Ok(())
+    });
+    assert_eq!(seen[1], "rank 3 gave up: the disk is full");
+}
+
+#[test]
+fn a_panic_or_an_error_ends_waits_in_groups() {
+    for panics in [true, false] {
+        let seen = Mutex::new(Vec::new());
+        let run = local::run(5, |comm| {
+            let group = by_parity(&comm)?;
+            match comm.rank() {
+                3 if panics => panic!("lost"),
+                3 => return Err(Error::Indivisible { len: 1, ranks: 3 }),
+                1 => {}
+                _ => group.barrier()?,
+            }
+            // Ranks 0, 2 and 4 wait for the group of 1 and 3.
+            let error = match comm.rank() {
+                1 => group.barrier(),
+                _ => comm.barrier(),
+            };
+            let error = error.unwrap_err();
+            seen.lock().unwrap().push(error.to_string());
+            Err::<(), _>(error)
+        });
+        assert!(run.unwrap_err().to_string().starts_with("rank 3 "));
+        let reason = match panics {
+            true => "panicked: lost",
+            false => "failed to scatter 1 elements over 3 ranks: pad the tensor to a multiple of 3",
+        };
+        let expected = vec![format!("rank 3 gave up: {reason}"); seen.lock().unwrap().len()];
+        assert_eq!(*seen.lock().unwrap(), expected);
+        assert!(!expected.is_empty());
+    }
+}
+
+#[test]
+fn errors_in_groups_name_ranks_as_the_run_does() {
+    let seen = outcomes(5, |comm| {
+        let group = by_parity(comm)?;
+        match comm.rank() {
+            // The second of its group.
+            3 => Ok(()),
+            1 => group.all_reduce(tensor(6))?.wait().map(drop),
+            _ => comm.barrier(),
+        }
+    });
+    // Whoever notices first: rank 1 in its group, or another in the barrier of all.
+    let notices = [
+        "rank 3 has ended without making call 0, for which rank 1 waits: all-reduce of 6 f32",
+        "rank 3 has ended without making call 1, for which rank ",
+    ];
+    assert_eq!(seen[3], "ok");
+    for rank in [0, 1, 2, 4] {
+        assert_eq!(seen[rank], seen[0]);
+        assert!(
+            notices.iter().any(|notice| seen[rank].starts_with(notice)),
+            "{}",
+            seen[rank]
+        );
+    }
+
+    let seen = outcomes(4, |comm| {
+        let group = by_parity(comm)?;
+        let len = if comm.rank() == 2 { 8 } else { 4 };
+        if comm.rank() % 2 == 0 {
+            group.all_gather(tensor(len))?.wait()?;
+        }
+        comm.barrier()
+    });
+    for message in &seen {
+        assert_eq!(message, &seen[0]);
+        for part in [
+            "ranks disagree on call 0",
+            "rank 0 makes all-gather of 4 f32",
+            "rank 2 makes all-gather of 8 f32",
+        ] {
+            assert!(message.contains(part), "{message}");
+        }
+    }
+}
+
+#[test]
+fn a_split_is_a_call_like_others() {
+    let seen = outcomes(2, |comm| match comm.rank() {
+        0 => comm.split(0).map(drop),
+        _ => comm.barrier(),
+    });
+    for message in &seen {
+        assert!(
+            message.contains("makes split") && message.contains("makes barrier"),
+            "{message}"
+        );
+    }
+    let seen = outcomes(2, |comm| match comm.rank() {
+        0 => comm.split(0).map(drop),
+        _ => Ok(()),
+    });
+    let expected = "rank 1 has ended without making call 0, for which rank 0 waits: split";
+    assert_eq!(seen, [expected, "ok"]);
+}
+
+#[test]
+fn calls_of_a_group_complete_whatever_follows_elsewhere() {
+    let sums = Mutex::new(Vec::new());
+    let run = local::run(4, |comm| {
+        let group = by_parity(&comm)?;
+        let pending = group.all_reduce(tensor(100_000))?;
+        comm.barrier()?;
+        if comm.rank() == 1 {
+            return Err(Error::Indivisible { len: 1, ranks: 3 });
+        }
+        sums.lock().unwrap().push(floats(pending.wait()?)[99_999]);
+        Ok(())
+    });
+    assert!(run.is_err());
+    assert_eq!(sums.into_inner().unwrap(), [2.0; 3]);
 }

@@ -1,17 +1,26 @@
-//! What the ranks of one run share: the calls that are open, who has left, and why the run is lost.
+//! What the ranks of one run share: the calls that are open in each group, who has left, and why the run is lost.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use burn::tensor::TensorData;
 
 use super::work::Work;
-use crate::{Call, Error, Result};
+use crate::{Call, Error, Result, Verb};
 
-/// The ranks of one run.
+/// Ranks that make calls together: all of a run, or those of one color.
 #[derive(Debug)]
 pub(super) struct Group {
-    ranks: usize,
+    run: Arc<Run>,
+    /// Which of the run's [`Calls`] are its own.
+    index: usize,
+    /// The ranks of the run that belong to it, ascending. Errors name ranks so.
+    members: Vec<usize>,
+}
+
+/// What all groups of one run share, under one lock: a rank that cannot come is missed in all of them.
+#[derive(Debug)]
+struct Run {
     state: Mutex<State>,
     /// Told whenever a call becomes complete, a sum is finished, or a rank ends.
     changed: Condvar,
@@ -19,12 +28,22 @@ pub(super) struct Group {
 
 #[derive(Debug)]
 struct State {
+    /// One for each group.
+    calls: Vec<Calls>,
+    /// One for each rank of the run.
+    presence: Vec<Presence>,
+    lost: Option<Lost>,
+}
+
+/// The calls of one group.
+#[derive(Debug)]
+struct Calls {
     /// Calls that some ranks have made and others have not, oldest first.
     open: VecDeque<Open>,
     /// The number of the first open call.
     first_open: u64,
-    members: Vec<Member>,
-    lost: Option<Lost>,
+    /// The number of each member's next call.
+    next: Vec<u64>,
 }
 
 /// A call that waits for ranks.
@@ -32,8 +51,17 @@ struct State {
 struct Open {
     slot: Arc<Slot>,
     first: usize,
-    inputs: Vec<Option<TensorData>>,
+    inputs: Vec<Option<Input>>,
     missing: usize,
+}
+
+/// What a rank puts into a call.
+#[derive(Debug)]
+pub(super) enum Input {
+    /// The elements of a tensor.
+    Elements(TensorData),
+    /// The color of a split.
+    Color(usize),
 }
 
 /// A call from the side of those who wait for it.
@@ -42,14 +70,15 @@ pub(super) struct Slot {
     sequence: u64,
     call: Call,
     /// Set when all ranks have published.
-    work: OnceLock<Work>,
+    outcome: OnceLock<Outcome>,
 }
 
-#[derive(Debug, Clone, Copy)]
-struct Member {
-    /// The number of its next call.
-    next: u64,
-    presence: Presence,
+/// What is there once all ranks have published.
+#[derive(Debug)]
+enum Outcome {
+    Work(Work),
+    /// The new group of each rank of the group that was split, and its rank there.
+    Groups(Vec<(usize, Arc<Group>)>),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,30 +94,37 @@ struct Lost {
     error: Error,
 }
 
-impl Group {
-    pub(super) fn new(ranks: usize) -> Self {
-        let members = vec![
-            Member {
-                next: 0,
-                presence: Presence::Here
-            };
-            ranks
-        ];
-        let state = State {
+impl Calls {
+    fn new(ranks: usize) -> Self {
+        Self {
             open: VecDeque::new(),
             first_open: 0,
-            members,
+            next: vec![0; ranks],
+        }
+    }
+}
+
+impl Group {
+    /// All ranks of a new run.
+    pub(super) fn new(ranks: usize) -> Self {
+        let state = State {
+            calls: vec![Calls::new(ranks)],
+            presence: vec![Presence::Here; ranks],
             lost: None,
         };
-        Self {
-            ranks,
+        let run = Run {
             state: Mutex::new(state),
             changed: Condvar::new(),
+        };
+        Self {
+            run: Arc::new(run),
+            index: 0,
+            members: (0..ranks).collect(),
         }
     }
 
     pub(super) fn ranks(&self) -> usize {
-        self.ranks
+        self.members.len()
     }
 
     /// The rank that the run failed for, if it failed for one.
@@ -97,142 +133,203 @@ impl Group {
     }
 
     /// Hands `rank`'s input for its next call to the group. Never waits for another rank.
-    pub(super) fn publish(&self, rank: usize, call: Call, input: TensorData) -> Result<Arc<Slot>> {
-        let mut state = self.lock();
+    pub(super) fn publish(&self, rank: usize, call: Call, input: Input) -> Result<Arc<Slot>> {
+        let mut guard = self.lock();
+        let state = &mut *guard;
         if let Some(lost) = &state.lost {
             return Err(lost.error.clone());
         }
-        let sequence = state.members[rank].next;
-        if state.members[rank].presence == Presence::Ended {
+        let member = self.members[rank];
+        let calls = &mut state.calls[self.index];
+        let sequence = calls.next[rank];
+        if state.presence[member] == Presence::Ended {
             return Err(Error::Left {
-                rank,
-                waiting: rank,
+                rank: member,
+                waiting: member,
                 sequence,
                 call,
             });
         }
-        let index = usize::try_from(sequence - state.first_open).expect("open calls are in memory");
-        if index == state.open.len() {
+        let index = usize::try_from(sequence - calls.first_open).expect("open calls are in memory");
+        if index == calls.open.len() {
             let slot = Arc::new(Slot {
                 sequence,
                 call,
-                work: OnceLock::new(),
+                outcome: OnceLock::new(),
             });
-            let inputs = (0..self.ranks).map(|_| None).collect();
-            state.open.push_back(Open {
+            calls.open.push_back(Open {
                 slot,
-                first: rank,
-                inputs,
-                missing: self.ranks,
+                first: member,
+                inputs: self.members.iter().map(|_| None).collect(),
+                missing: self.ranks(),
             });
         }
-        let open = &mut state.open[index];
+        let open = &mut calls.open[index];
         if open.slot.call != call {
             let error = Error::Mismatch {
                 sequence,
                 first: open.first,
                 first_call: open.slot.call,
-                second: rank,
+                second: member,
                 second_call: call,
             };
-            self.lose(&mut state, rank, error.clone());
+            self.run.lose(state, member, error.clone());
             return Err(error);
         }
         let slot = Arc::clone(&open.slot);
         open.inputs[rank] = Some(input);
         open.missing -= 1;
-        state.members[rank].next += 1;
+        calls.next[rank] += 1;
         // A rank publishes its calls in order, so the oldest open call completes first.
-        if let Some(complete) = state.open.pop_front_if(|open| open.missing == 0) {
-            state.first_open += 1;
+        if let Some(complete) = calls.open.pop_front_if(|open| open.missing == 0) {
+            calls.first_open += 1;
             let inputs = complete.inputs.into_iter().flatten().collect();
-            let first_time = complete.slot.work.set(Work::new(call, inputs)).is_ok();
+            let outcome = self.outcome(state, call, inputs);
+            let first_time = complete.slot.outcome.set(outcome).is_ok();
             debug_assert!(first_time, "a call completes once");
-            self.changed.notify_all();
+            self.run.changed.notify_all();
         }
         Ok(slot)
     }
 
+    /// What is left to do once all ranks have published `inputs`: nothing more, where they split.
+    fn outcome(&self, state: &mut State, call: Call, inputs: Vec<Input>) -> Outcome {
+        let mut elements = Vec::new();
+        let mut colors = Vec::new();
+        for input in inputs {
+            match input {
+                Input::Elements(data) => elements.push(data),
+                Input::Color(color) => colors.push(color),
+            }
+        }
+        if call.verb != Verb::Split {
+            return Outcome::Work(Work::new(call, elements));
+        }
+        let mut groups: BTreeMap<usize, Arc<Self>> = BTreeMap::new();
+        let places = (0..self.ranks()).map(|rank| {
+            let color = colors[rank];
+            let group = groups.entry(color).or_insert_with(|| {
+                let same =
+                    |(member, theirs): (&usize, &usize)| (*theirs == color).then_some(*member);
+                let members: Vec<usize> =
+                    self.members.iter().zip(&colors).filter_map(same).collect();
+                state.calls.push(Calls::new(members.len()));
+                Arc::new(Self {
+                    run: Arc::clone(&self.run),
+                    index: state.calls.len() - 1,
+                    members,
+                })
+            });
+            let place = colors[..rank]
+                .iter()
+                .filter(|&&theirs| theirs == color)
+                .count();
+            (place, Arc::clone(group))
+        });
+        Outcome::Groups(places.collect())
+    }
+
     /// Waits until all ranks have made the call, does this rank's share of the work and returns its result.
     pub(super) fn finish(&self, rank: usize, slot: &Slot) -> Result<TensorData> {
-        let work = self.complete(rank, slot)?;
-        work.share(rank, || {
+        let Outcome::Work(work) = self.complete(rank, slot)? else {
+            unreachable!("a split is finished by `split`")
+        };
+        work.share(self.members[rank], || {
             // Under the lock, so that no rank can miss it between looking and falling asleep.
             let _state = self.lock();
-            self.changed.notify_all();
+            self.run.changed.notify_all();
         });
         let mut state = self.lock();
         while !work.is_done() {
-            state = self
-                .changed
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+            state = self.run.sleep(state);
         }
         drop(state);
         work.result(rank)
     }
 
+    /// Waits until all ranks have split and returns the group of `rank` and its rank there.
+    pub(super) fn split(&self, rank: usize, color: usize) -> Result<(usize, Arc<Self>)> {
+        let slot = self.publish(
+            rank,
+            Call::without_elements(Verb::Split),
+            Input::Color(color),
+        )?;
+        let Outcome::Groups(groups) = self.complete(rank, &slot)? else {
+            unreachable!("a split leaves groups")
+        };
+        Ok(groups[rank].clone())
+    }
+
     /// Waits until all ranks have made the call. A call that all have made completes, whatever happened since.
-    fn complete<'a>(&self, rank: usize, slot: &'a Slot) -> Result<&'a Work> {
-        let mut state = self.lock();
+    fn complete<'a>(&self, rank: usize, slot: &'a Slot) -> Result<&'a Outcome> {
+        let mut guard = self.lock();
         loop {
-            if let Some(work) = slot.work.get() {
-                return Ok(work);
+            if let Some(outcome) = slot.outcome.get() {
+                return Ok(outcome);
             }
+            let state = &mut *guard;
             if let Some(lost) = &state.lost {
                 return Err(lost.error.clone());
             }
-            let absent = |member: &Member| {
-                member.presence == Presence::Ended && member.next <= slot.sequence
+            let next = &state.calls[self.index].next;
+            let absent = |&(member, next): &(&usize, &u64)| {
+                state.presence[*member] == Presence::Ended && *next <= slot.sequence
             };
-            if let Some(ended) = state.members.iter().position(absent) {
+            if let Some((&ended, _)) = self.members.iter().zip(next).find(absent) {
                 let error = Error::Left {
                     rank: ended,
-                    waiting: rank,
+                    waiting: self.members[rank],
                     sequence: slot.sequence,
                     call: slot.call,
                 };
-                self.lose(&mut state, rank, error.clone());
+                self.run.lose(state, self.members[rank], error.clone());
                 return Err(error);
             }
-            state = self
-                .changed
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+            guard = self.run.sleep(guard);
         }
     }
 
     /// Notes that `rank` has returned normally.
     pub(super) fn leave(&self, rank: usize) {
         let mut state = self.lock();
-        state.members[rank].presence = Presence::Ended;
-        self.changed.notify_all();
+        state.presence[self.members[rank]] = Presence::Ended;
+        self.run.changed.notify_all();
     }
 
-    /// Notes that `rank` cannot go on, so that the group cannot.
+    /// Notes that `rank` cannot go on, so that no group of the run can.
     pub(super) fn fail(&self, rank: usize, reason: &str) {
-        let mut state = self.lock();
-        self.lose(
-            &mut state,
+        let rank = self.members[rank];
+        let error = Error::Poisoned {
             rank,
-            Error::Poisoned {
-                rank,
-                reason: reason.to_owned(),
-            },
-        );
-    }
-
-    fn lose(&self, state: &mut State, culprit: usize, error: Error) {
-        if state.lost.is_none() {
-            state.lost = Some(Lost { culprit, error });
-            // Inputs that nobody will add up any more.
-            state.open.clear();
-            self.changed.notify_all();
-        }
+            reason: reason.to_owned(),
+        };
+        self.run.lose(&mut self.lock(), rank, error);
     }
 
     /// The state. No code panics while it holds the lock, so a poisoned lock still guards a valid state.
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.run
+            .state
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Run {
+    fn lose(&self, state: &mut State, culprit: usize, error: Error) {
+        if state.lost.is_none() {
+            state.lost = Some(Lost { culprit, error });
+            // Inputs that nobody will add up any more.
+            for calls in &mut state.calls {
+                calls.open.clear();
+            }
+            self.changed.notify_all();
+        }
+    }
+
+    fn sleep<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        self.changed
+            .wait(state)
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }

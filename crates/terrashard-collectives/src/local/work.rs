@@ -85,6 +85,7 @@ impl Work {
     }
 
     /// Adds segments that no other rank has claimed, until none is left, and calls `finished` after the last one.
+    /// `rank` is what others name if it panics.
     pub(super) fn share(&self, rank: usize, finished: impl Fn()) {
         loop {
             let index = self.claimed.fetch_add(1, Ordering::Relaxed);
@@ -124,7 +125,7 @@ impl Work {
             }
             Verb::AllGather => self.inputs.iter().map(elements::<E>).collect(),
             Verb::Broadcast { root } => vec![elements::<E>(&self.inputs[root])],
-            Verb::Barrier => Vec::new(),
+            Verb::Barrier | Verb::Split => Vec::new(),
             Verb::AllReduce => self
                 .segments()
                 .map(|part| part.map(elements::<E>))
