@@ -1,10 +1,11 @@
 //! Batches prepared ahead, on a thread of their own.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
-use terrashard_layout::{SampleOrder, global_batch, micro_batch};
+use terrashard_layout::{BatchShape, SampleOrder};
 
 use crate::{Batch, Chips, Error, Result};
 
@@ -21,7 +22,10 @@ pub struct LoaderOptions {
     pub accumulate: usize,
     /// Samples that were taken before, by all ranks together: 0, or what a checkpoint says.
     pub cursor: u64,
-    /// Steps to prepare; `None` never ends.
+    /// The cursor at which the stream ends, for instance after whole epochs; `None` if it never does. The window that
+    /// reaches it may be partial.
+    pub end: Option<u64>,
+    /// Steps to prepare; `None` prepares all up to the stream's end.
     pub steps: Option<u64>,
     /// Batches kept ready. At least 1.
     pub prefetch: usize,
@@ -32,10 +36,21 @@ pub struct LoaderOptions {
 pub struct MicroBatch {
     /// The cursor at which its step begins, the same on every rank.
     pub cursor: u64,
+    /// The cursors of all samples of its step, over all ranks and micro-batches: what losses divide by.
+    pub window: Range<u64>,
     /// Its number in the step, below [`LoaderOptions::accumulate`].
     pub number: usize,
-    /// Its samples.
+    /// Its samples; none if it [is idle](Self::is_idle).
     pub batch: Batch,
+}
+
+impl MicroBatch {
+    /// Whether the rank has no samples here while others may have some. It happens in the last window of a stream only,
+    /// where less is left than the ranks could take. Every rank has the same number of micro-batches all the same, so that
+    /// they meet in the same collectives: an idle one contributes zeros to the step's sums.
+    pub fn is_idle(&self) -> bool {
+        self.batch.samples == 0
+    }
 }
 
 /// The micro-batches of one rank, step after step. Dropping it ends its thread.
@@ -48,7 +63,8 @@ pub struct Loader {
 impl Loader {
     /// Starts preparing the batches of a rank.
     ///
-    /// All ranks together take the samples `order.at(cursor)`, `order.at(cursor + 1)` and so on, each exactly once.
+    /// All ranks together take the samples `order.at(cursor)`, `order.at(cursor + 1)` and so on, each exactly once. Where
+    /// the stream ends in a partial window, its samples are spread over the ranks as [`terrashard_layout::Window`] says.
     ///
     /// # Errors
     /// [`Error::Setting`] where the rank is not below the ranks, a number is 0, there are more ranks than samples, or
@@ -127,23 +143,27 @@ fn prepare(
         accumulate,
         ..
     } = options;
+    let shape = BatchShape {
+        ranks,
+        micro_batch: n,
+        accumulate,
+    };
     for step in 0..options.steps.unwrap_or(u64::MAX) {
-        let cursor = options.cursor + step * global_batch(ranks, n, accumulate);
+        let cursor = options.cursor + step * shape.global_batch();
+        let window = shape.window(cursor, options.end);
+        if window.is_empty() {
+            return;
+        }
         for number in 0..accumulate {
-            let batch = chips.batch_at(
-                order,
-                micro_batch(cursor, rank, ranks, n, accumulate, number),
-            );
+            let batch = chips.batch_at(order, window.micro_batch(rank, number));
             let failed = batch.is_err();
-            if sender
-                .send(batch.map(|batch| MicroBatch {
-                    cursor,
-                    number,
-                    batch,
-                }))
-                .is_err()
-                || failed
-            {
+            let item = batch.map(|batch| MicroBatch {
+                cursor,
+                window: window.samples(),
+                number,
+                batch,
+            });
+            if sender.send(item).is_err() || failed {
                 return;
             }
         }

@@ -296,6 +296,7 @@ fn ranks_share_the_samples_of_one_stream() {
                     micro_batch,
                     accumulate,
                     cursor,
+                    end: None,
                     steps: Some(steps),
                     prefetch: 2,
                 };
@@ -335,6 +336,51 @@ fn ranks_share_the_samples_of_one_stream() {
     assert_eq!(counts.iter().sum::<u64>(), 64);
 }
 
+/// 21 samples, ranks 1 to 5, micro-batches of 1 to 3, accumulation 1 to 3: each sample once, nothing filled up, and every rank
+/// counts the same micro-batches.
+#[test]
+fn ranks_with_uneven_shares_end_together() {
+    let chips = Arc::new(chips(&numbered(28, 12, 1), 4, Augmentation::Off));
+    assert_eq!(chips.len(), 21);
+    let order = SampleOrder::new(21, 3).expect("21 samples");
+    let shapes = (1..=5).flat_map(|ranks| (0..9).map(move |i| (ranks, 1 + i / 3, 1 + i % 3)));
+    for (ranks, micro_batch, accumulate) in shapes {
+        let mut ids: Vec<u64> = Vec::new();
+        let mut rounds = BTreeSet::new();
+        for rank in 0..ranks {
+            let options = LoaderOptions {
+                rank,
+                ranks,
+                micro_batch,
+                accumulate,
+                cursor: 0,
+                end: Some(21),
+                steps: None,
+                prefetch: 2,
+            };
+            let loader = Loader::new(chips.clone(), order, options).expect("a loader");
+            let items: Vec<_> = loader.map(|item| item.expect("reads")).collect();
+            rounds.insert(items.len());
+            for (at, item) in items.iter().enumerate() {
+                let window = (at / accumulate * ranks * micro_batch * accumulate) as u64;
+                let end = (window + (ranks * micro_batch * accumulate) as u64).min(21);
+                assert_eq!((item.cursor, item.number), (window, at % accumulate));
+                assert_eq!(item.window, window..end);
+                assert_eq!(item.is_idle(), item.batch.ids.is_empty());
+                assert_eq!(item.batch.images.len(), item.batch.samples * 16);
+                ids.extend(item.batch.ids.iter().copied());
+            }
+        }
+        ids.sort_unstable();
+        assert!(
+            ids.iter().copied().eq(0..21),
+            "{ranks} ranks, {micro_batch} x {accumulate}: {ids:?}"
+        );
+        let steps = 21_usize.div_ceil(ranks * micro_batch * accumulate);
+        assert_eq!(rounds, BTreeSet::from([steps * accumulate]));
+    }
+}
+
 #[test]
 fn a_loader_ends_when_dropped_and_refuses_what_cannot_be() {
     let chips = Arc::new(chips(&numbered(8, 8, 1), 4, Augmentation::Off));
@@ -345,6 +391,7 @@ fn a_loader_ends_when_dropped_and_refuses_what_cannot_be() {
         micro_batch: 1,
         accumulate: 1,
         cursor: 0,
+        end: None,
         steps: None,
         prefetch: 1,
     };

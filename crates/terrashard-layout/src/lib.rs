@@ -44,17 +44,19 @@ mod stage;
 mod states;
 mod table;
 mod traffic;
+mod window;
 
 pub use bucket::{Bucket, Piece, Residence};
 pub use element::ElementType;
 pub use error::{Error, Result};
 pub use memory::RankBytes;
 pub use row::{ParameterSpec, Row};
-pub use sample::{SampleOrder, global_batch, micro_batch};
+pub use sample::SampleOrder;
 pub use stage::Stage;
 pub use states::{BUCKETS_IN_FLIGHT, Offload, ReduceType, StateConfig};
 pub use table::{LayoutConfig, ShardTable};
 pub use traffic::{StepTraffic, VerbBytes};
+pub use window::{BatchShape, Window, global_batch, micro_batch};
 
 /// Compiles the example of the README.
 #[cfg(doctest)]

@@ -1,7 +1,5 @@
 //! The global sample cursor: which sample comes when, whatever the number of ranks.
 
-use std::ops::Range;
-
 use crate::counter::Stream;
 use crate::{Error, Result};
 
@@ -68,30 +66,4 @@ impl SampleOrder {
         }
         position as usize
     }
-}
-
-/// Samples that one optimizer step takes over all ranks: what the cursor advances by.
-pub fn global_batch(ranks: usize, micro_batch: usize, accumulate: usize) -> u64 {
-    ranks as u64 * micro_batch as u64 * accumulate as u64
-}
-
-/// The cursors of micro-batch `m` (of `accumulate`) of `rank` in the step whose samples start at `cursor`.
-///
-/// It starts at `cursor + n (rank * accumulate + m)`, where `n = micro_batch` is its number of samples. The
-/// windows of all ranks and micro-batches are disjoint and cover `cursor..cursor + global_batch(..)`.
-pub fn micro_batch(
-    cursor: u64,
-    rank: usize,
-    ranks: usize,
-    micro_batch: usize,
-    accumulate: usize,
-    m: usize,
-) -> Range<u64> {
-    debug_assert!(
-        rank < ranks && m < accumulate,
-        "rank {rank} of {ranks}, micro-batch {m} of {accumulate}"
-    );
-    let n = micro_batch as u64;
-    let start = cursor + n * (rank as u64 * accumulate as u64 + m as u64);
-    start..start + n
 }

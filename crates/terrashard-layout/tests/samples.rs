@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use terrashard_layout::{Error, SampleOrder, global_batch, micro_batch};
+use terrashard_layout::{BatchShape, Error, SampleOrder, global_batch, micro_batch};
 
 #[test]
 fn each_sample_comes_once_per_epoch() {
@@ -93,4 +93,79 @@ fn windows_are_disjoint_and_cover_the_global_batch() {
         }
     }
     assert_eq!(micro_batch(100, 2, 3, 4, 5, 1), 144..148);
+}
+
+/// A stream that ends gives each sample once an epoch, to ranks that all count the same micro-batches.
+#[test]
+fn the_end_of_a_stream_is_shared_without_repeating() {
+    let (samples, epochs) = (21u64, 2u64);
+    let order = SampleOrder::new(samples as usize, 5).unwrap();
+    for (ranks, n, accumulate) in shapes() {
+        let shape = BatchShape {
+            ranks,
+            micro_batch: n,
+            accumulate,
+        };
+        let end = samples * epochs;
+        let mut seen = vec![BTreeMap::new(); epochs as usize];
+        for step in 0..shape.steps(end) {
+            let window = shape.window(step * shape.global_batch(), Some(end));
+            assert!(!window.is_empty());
+            let mut cursors = window.samples();
+            for rank in 0..ranks {
+                let share = window.share(rank);
+                let even = (window.samples().end - window.samples().start) / ranks as u64;
+                assert!((even..=even + 1).contains(&(share.end - share.start)));
+                for m in 0..accumulate {
+                    let micro_batch = window.micro_batch(rank, m);
+                    assert!(micro_batch.end - micro_batch.start <= n as u64);
+                    for cursor in micro_batch {
+                        assert_eq!(Some(cursor), cursors.next());
+                        let epoch = order.epoch(cursor) as usize;
+                        *seen[epoch].entry(order.at(cursor)).or_insert(0) += 1;
+                    }
+                }
+            }
+            assert_eq!(cursors.next(), None, "all of the window is shared out");
+        }
+        let past = shape.steps(end) * shape.global_batch();
+        assert!(shape.window(past, Some(end)).is_empty());
+        for epoch in seen {
+            assert!(
+                epoch.len() == 21 && epoch.values().all(|times| *times == 1),
+                "{ranks} ranks, {n} samples, {accumulate} micro-batches: {epoch:?}"
+            );
+        }
+    }
+}
+
+fn shapes() -> impl Iterator<Item = (usize, usize, usize)> {
+    let accumulated = |(ranks, n)| (1..=3).map(move |accumulate| (ranks, n, accumulate));
+    (1..=5)
+        .flat_map(|ranks| (1..=3).map(move |n| (ranks, n)))
+        .flat_map(accumulated)
+}
+
+#[test]
+fn a_partial_window_by_hand() {
+    let shape = BatchShape {
+        ranks: 3,
+        micro_batch: 2,
+        accumulate: 2,
+    };
+    assert_eq!(
+        (shape.global_batch(), shape.steps(12), shape.steps(17)),
+        (12, 1, 2)
+    );
+    let window = shape.window(12, Some(17));
+    let shares = [0, 1, 2].map(|rank| [0, 1].map(|m| window.micro_batch(rank, m)));
+    assert_eq!(
+        shares,
+        [[12..13, 13..13], [13..15, 15..15], [15..17, 17..17]]
+    );
+    let window = shape.window(12, Some(13));
+    assert_eq!(
+        [0, 1, 2].map(|rank| window.share(rank)),
+        [12..12, 12..12, 12..13]
+    );
 }

@@ -69,6 +69,7 @@ impl<'a> Rank<'a> {
             micro_batch: plan.batch.micro,
             accumulate: plan.batch.accumulate,
             cursor: plan.start.cursor(),
+            end: None,
             steps: Some(plan.last_step - plan.start.step()),
             prefetch: PREFETCH,
         };
