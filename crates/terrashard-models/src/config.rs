@@ -72,6 +72,11 @@ pub struct ModelConfig {
     pub scale: usize,
     /// Added to variances in layer normalisation. Default: 1e-6.
     pub layer_norm_eps: f64,
+    /// Stochastic depth: the probability with which the last transformer block leaves its input as it is for a sample, in
+    /// training. It rises linearly over the blocks, from 0 at the first. Default: 0.
+    pub drop_path: f64,
+    /// Probability with which a value of the head's output is dropped in training. Default: 0.
+    pub dropout: f64,
 }
 
 impl Default for ModelConfig {
@@ -99,6 +104,8 @@ impl ModelConfig {
             classes: 1,
             scale: 5,
             layer_norm_eps: 1e-6,
+            drop_path: 0.0,
+            dropout: 0.0,
         }
     }
 
@@ -179,6 +186,14 @@ impl ModelConfig {
                 ),
             );
         }
+        for (key, rate) in [("drop_path", self.drop_path), ("dropout", self.dropout)] {
+            if !(0.0..1.0).contains(&rate) {
+                return wrong(
+                    key,
+                    format!("is {rate}: use a probability of at least 0 and below 1"),
+                );
+            }
+        }
         if self.stride[0] != 4 {
             return wrong(
                 "stride",
@@ -189,6 +204,14 @@ impl ModelConfig {
             );
         }
         Ok(())
+    }
+
+    /// The probability with which this block of this stage is left out.
+    pub(crate) fn drop_path_at(&self, stage: usize, block: usize) -> f64 {
+        let before: usize = self.depths[..stage].iter().sum();
+        let last = self.depths.iter().sum::<usize>() - 1;
+        // A single block is the first.
+        self.drop_path * (before + block) as f64 / last.max(1) as f64
     }
 
     /// Height and width of the input are padded to multiples of this.
@@ -267,6 +290,39 @@ mod tests {
             ModelConfig { classes: 2, ..b0() },
             "`model.classes` is 2: a binary task has one logit, so use 1",
         );
+        check_rejected(
+            ModelConfig {
+                drop_path: 1.0,
+                ..b0()
+            },
+            "`model.drop_path` is 1: use a probability of at least 0 and below 1",
+        );
+        check_rejected(
+            ModelConfig {
+                dropout: f64::NAN,
+                ..b0()
+            },
+            "`model.dropout` is NaN: use a probability of at least 0 and below 1",
+        );
+    }
+
+    #[test]
+    fn later_blocks_are_left_out_more_often() {
+        let config = ModelConfig {
+            depths: [2, 1, 1, 2],
+            drop_path: 0.5,
+            ..ModelConfig::b0()
+        };
+        let rate = |stage, block| config.drop_path_at(stage, block);
+        let rates = [
+            rate(0, 0),
+            rate(0, 1),
+            rate(1, 0),
+            rate(2, 0),
+            rate(3, 0),
+            rate(3, 1),
+        ];
+        assert_eq!(rates, [0.0, 0.1, 0.2, 0.3, 0.4, 0.5]);
     }
 
     #[test]

@@ -7,7 +7,8 @@ use crate::scope::{Scope, take};
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
 use terrashard_ops::{
-    Activation, BatchNorm, Conv2d, ConvShape, LevelOrder, Linear, Pass, activate, fuse_levels,
+    Activation, BatchNorm, Conv2d, ConvShape, LevelOrder, Linear, Pass, activate, dropout,
+    fuse_levels,
 };
 
 /// Channels that the head gives to the branches.
@@ -24,6 +25,7 @@ pub struct Head {
     fuse: Conv2d,
     bn: Option<BatchNorm>,
     cls: Conv2d,
+    dropout: f64,
 }
 
 impl Head {
@@ -43,6 +45,7 @@ impl Head {
             fuse,
             bn,
             cls: Conv2d::new(channels, HEAD_OUTPUT, 1, ConvShape::POINTWISE, device),
+            dropout: config.dropout,
         }
     }
 
@@ -74,7 +77,8 @@ impl Head {
             Some(bn) => bn.forward(fused, pass),
             None => fused,
         };
-        self.cls.forward(activate(fused, Activation::Relu))
+        let head = self.cls.forward(activate(fused, Activation::Relu));
+        dropout(head, self.dropout, HEAD, pass)
     }
 }
 

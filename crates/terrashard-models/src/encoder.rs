@@ -6,7 +6,9 @@ use crate::config::ModelConfig;
 use crate::scope::{Scope, take};
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
-use terrashard_ops::{Activation, Conv2d, ConvShape, LayerNorm, Linear, activate, attention};
+use terrashard_ops::{
+    Activation, Conv2d, ConvShape, LayerNorm, Linear, Pass, activate, attention, drop_path,
+};
 
 /// Height and width of a map whose pixels are in a row as tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -112,22 +114,27 @@ pub struct Block {
     attn: Attention,
     norm2: LayerNorm,
     ffn: MixFeedForward,
+    drop_path: f64,
 }
 
 impl Block {
-    fn new(config: &ModelConfig, stage: usize, device: &Device) -> Self {
+    fn new(config: &ModelConfig, stage: usize, block: usize, device: &Device) -> Self {
         let dim = config.dims[stage];
         Self {
             norm1: LayerNorm::new(dim, config.layer_norm_eps, device),
             attn: Attention::new(config, stage, device),
             norm2: LayerNorm::new(dim, config.layer_norm_eps, device),
             ffn: MixFeedForward::new(config, dim, device),
+            drop_path: config.drop_path_at(stage, block),
         }
     }
 
-    fn forward(&self, x: Tensor<3>, grid: Grid) -> Tensor<3> {
-        let x = x.clone() + self.attn.forward(self.norm1.forward(x), grid);
-        x.clone() + self.ffn.forward(self.norm2.forward(x), grid)
+    fn forward(&self, name: &str, x: Tensor<3>, grid: Grid, pass: &Pass) -> Tensor<3> {
+        let drop = |part: &str, x| drop_path(x, self.drop_path, &format!("{name}.{part}"), pass);
+        let mixed = self.attn.forward(self.norm1.forward(x.clone()), grid);
+        let x = x + drop("attn", mixed);
+        let fed = self.ffn.forward(self.norm2.forward(x.clone()), grid);
+        x + drop("ffn", fed)
     }
 }
 
@@ -158,7 +165,7 @@ impl Stage {
             embed: Conv2d::new(inputs, dim, patch, shape, device),
             embed_norm: LayerNorm::new(dim, config.layer_norm_eps, device),
             blocks: (0..config.depths[stage])
-                .map(|_| Block::new(config, stage, device))
+                .map(|block| Block::new(config, stage, block, device))
                 .collect(),
             norm: LayerNorm::new(dim, config.layer_norm_eps, device),
         }
@@ -190,9 +197,10 @@ impl Stage {
         });
         for (i, block) in self.blocks.iter().enumerate() {
             let name = format!("{prefix}.blocks.{i}");
-            x = scope.block(&name, block, vec![x], move |block, x, _| {
+            let layer = name.clone();
+            x = scope.block(&name, block, vec![x], move |block, x, pass| {
                 let [x] = take(x);
-                block.forward(x, grid)
+                block.forward(&layer, x, grid, pass)
             });
         }
         let name = format!("{prefix}.norm");

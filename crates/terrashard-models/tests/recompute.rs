@@ -6,7 +6,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use terrashard_models::{
-    Labels, Loss, ModelConfig, Normalizers, Pass, Plain, Recorder, Replay, S2s2Net, Scope,
+    Labels, Loss, Masks, ModelConfig, Normalizers, Pass, Plain, Recorder, Replay, S2s2Net, Scope,
     SumOverRanks, Targets,
 };
 use terrashard_ops::Mode;
@@ -144,8 +144,13 @@ fn gradients(model: &S2s2Net, scope: &impl Scope, device: &Device) -> Vec<Vec<u3
     collect.1
 }
 
-/// Compares a pass that runs each block once with one that runs each twice.
-fn check(config: &ModelConfig, pass: &dyn Fn(Arc<dyn SumOverRanks>) -> Pass) {
+/// Compares a pass that runs each block once with one that runs each twice, and returns its loss and gradients.
+fn check(config: &ModelConfig, masks: Option<Masks>) -> Vec<Vec<u32>> {
+    let pass = |ranks: Arc<dyn SumOverRanks>| Pass {
+        mode: Mode::Training,
+        ranks,
+        masks: masks.clone(),
+    };
     let device = Device::flex().autodiff();
     let sums = [Arc::new(Twins::default()), Arc::new(Twins::default())];
     let models = [0, 1].map(|_| {
@@ -171,14 +176,70 @@ fn check(config: &ModelConfig, pass: &dyn Fn(Arc<dyn SumOverRanks>) -> Pass) {
     assert_ne!(models[1].buffers()[0].1, [0.0; 8]);
     let asked = sums.map(|sums| sums.0.load(Ordering::Relaxed));
     assert_eq!(asked, [2, 2]);
+    expected
 }
 
 #[test]
 fn a_block_that_is_run_again_gives_the_same_bits_and_moves_nothing() {
-    check(&tiny(), &|ranks| Pass {
-        ranks,
-        ..Pass::new(Mode::Training)
-    });
+    check(&tiny(), None);
+}
+
+#[test]
+fn a2_dropout_draws_the_same_masks_in_the_recomputation() {
+    let masks = |samples: [u64; 2]| {
+        Some(Masks {
+            seed: 1,
+            step: 7,
+            samples: Arc::from(samples),
+        })
+    };
+    let config = ModelConfig {
+        dropout: 0.5,
+        drop_path: 0.5,
+        ..tiny()
+    };
+    let dropped = check(&config, masks([20, 21]));
+    // The masks matter, so equal gradients above are no accident.
+    assert!(check(&config, None) == check(&tiny(), None));
+    assert!(dropped != check(&config, None));
+    assert!(dropped != check(&config, masks([20, 22])));
+}
+
+#[test]
+fn rates_say_what_is_dropped() {
+    let device = Device::flex();
+    let image = || wave([1, 6, 32, 32], &device);
+    let masks = |step| Masks {
+        seed: 1,
+        step,
+        samples: Arc::from([20]),
+    };
+    let head = |config: ModelConfig, scope: &Plain| {
+        let model = config.init(&device).expect("a valid configuration");
+        bits(model.initialize(3).forward(image(), scope).head)
+    };
+    let dropping = |dropout, drop_path| ModelConfig {
+        dropout,
+        drop_path,
+        ..tiny()
+    };
+    let plain = head(tiny(), &Plain::training());
+    let half = head(dropping(0.5, 0.0), &Plain::training().with_masks(masks(1)));
+    for (value, whole) in half.iter().zip(&plain) {
+        let doubled = 2.0 * f32::from_bits(*whole);
+        assert!([0.0, doubled].contains(&f32::from_bits(*value)));
+    }
+    let zeros = half.iter().filter(|value| f32::from_bits(**value) == 0.0);
+    // Of 1024 values, give or take 16.
+    assert!((448..576).contains(&zeros.count()));
+
+    let shallow = head(dropping(0.0, 0.9), &Plain::training().with_masks(masks(1)));
+    assert_ne!(shallow, plain);
+    let inference = Plain::inference().with_masks(masks(1));
+    assert_eq!(
+        head(dropping(0.5, 0.9), &inference),
+        head(tiny(), &Plain::inference())
+    );
 }
 
 #[test]

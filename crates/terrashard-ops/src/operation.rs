@@ -3,6 +3,7 @@
 use crate::activation::Activation;
 use crate::batch_norm::BatchStatistics;
 use crate::convolution::ConvShape;
+use crate::dropout::{self, Mask};
 use crate::focal::Focal;
 use crate::fuse::{self, LevelOrder};
 use crate::kernels::{Gradients, Kernels};
@@ -25,6 +26,8 @@ pub(crate) enum Operation {
     BatchNorm(BatchStatistics),
     /// Input: x.
     Activation(Activation),
+    /// Input: x.
+    Drop(Mask),
     /// Inputs: four levels, weight and perhaps bias.
     FuseLevels(LevelOrder),
     /// Inputs: queries, keys and values. Holds the number of heads.
@@ -60,8 +63,8 @@ impl Operation {
             | Self::BatchNorm(_)
             | Self::UpsampleConv2d(_) => input < 2,
             Self::FuseLevels(_) => input < 5,
-            // A linear function: its gradient is the same everywhere.
-            Self::Resize(..) => false,
+            // Linear functions: their gradients are the same everywhere.
+            Self::Resize(..) | Self::Drop(_) => false,
             _ => true,
         }
     }
@@ -101,6 +104,7 @@ impl Operation {
                 B::batch_norm_forward(next(), next(), next(), statistics)
             }
             Self::Activation(kind) => B::activate_forward(next(), *kind),
+            Self::Drop(mask) => dropout::apply::<B>(next(), mask),
             Self::Resize(_, to) => B::resize_forward(next(), *to),
             Self::FuseLevels(order) => fuse::forward::<B>(
                 vec![next(), next(), next(), next()],
@@ -166,6 +170,7 @@ impl Operation {
                 B::batch_norm_backward(gradient, next(), next(), &statistics)
             }
             Self::Activation(kind) => vec![Some(B::activate_backward(gradient, next(), kind))],
+            Self::Drop(mask) => vec![Some(dropout::apply::<B>(gradient, &mask))],
             Self::Resize(from, _) => vec![Some(B::resize_backward(gradient, from))],
             Self::FuseLevels(order) => fuse::backward::<B>(
                 gradient,

@@ -1,5 +1,6 @@
 //! Lazily created parameters and where their first values come from.
 
+use crate::random::{mix, part, stream, uniform};
 use burn::module::{Param, ParamId};
 use burn::tensor::{Device, Tensor, TensorData};
 
@@ -35,27 +36,10 @@ impl Initial {
     }
 }
 
-/// FNV-1a of the name, mixed with the seed.
-fn stream(name: &str, seed: u64) -> u64 {
-    let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    });
-    mix(hash ^ mix(seed))
-}
-
-/// The finaliser of splitmix64: a bijection whose output passes for random.
-fn mix(x: u64) -> u64 {
-    let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
-}
-
 /// A standard normal value cut off at +-2, by Box and Muller's method with as many attempts as it takes.
 fn normal(key: u64, index: u64) -> f64 {
-    let mut state = mix(key ^ mix(index));
+    let mut state = part(key, index);
     loop {
-        let uniform = |bits: u64| ((bits >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
         let (radius, angle) = (uniform(state), uniform(mix(state ^ 1)));
         let value = (-2.0 * radius.ln()).sqrt() * (std::f64::consts::TAU * angle).cos();
         if value.abs() <= 2.0 {
