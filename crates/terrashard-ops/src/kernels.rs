@@ -29,6 +29,27 @@ pub(crate) trait Kernels: Backend {
         None
     }
 
+    /// The tensor in another type.
+    fn cast(tensor: FloatTensor<Self>, to: FloatDType) -> FloatTensor<Self> {
+        Self::float_cast(tensor, to)
+    }
+
+    /// The tensor in the type in which it is computed.
+    fn widened(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
+        match Self::compute_type(tensor.dtype()) {
+            Some(wide) => Self::cast(tensor, wide),
+            None => tensor,
+        }
+    }
+
+    /// A result rounded to this type, if that is one that another computes for.
+    fn rounded(tensor: FloatTensor<Self>, to: DType) -> FloatTensor<Self> {
+        match Self::compute_type(to) {
+            Some(_) => Self::cast(tensor, to.into()),
+            None => tensor,
+        }
+    }
+
     /// One element of this value, in the type and on the device of `like`.
     fn full(like: &FloatTensor<Self>, value: f64) -> FloatTensor<Self> {
         Self::float_from_data(

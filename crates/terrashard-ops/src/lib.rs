@@ -21,7 +21,8 @@
 //! - Knows nothing of ranks: what has to be summed over them goes through [`SumOverRanks`].
 //! - No operation keeps a parameter (or an activation) in its backward state: it keeps the node's identity and asks the
 //!   checkpointer for the value, so that a parameter whose value is gathered again in backward is not held in between.
-//! - Everything works in `f32` and in `f64`; constants take the type of the input.
+//! - Everything works in `f32` and in `f64`, and takes `bf16` and `f16`: those are computed in `f32` and rounded at the border of an
+//!   operation, except that a loss is an `f32`.
 
 mod activation;
 mod affinity;

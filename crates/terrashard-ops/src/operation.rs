@@ -11,7 +11,7 @@ use crate::labels::Labels;
 use crate::overlap::{Dice, SoftBce};
 use burn::backend::TensorMetadata;
 use burn::backend::tensor::FloatTensor;
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 
 /// An operation with everything that is not a differentiable input.
 #[derive(Debug, Clone)]
@@ -69,23 +69,29 @@ impl Operation {
         }
     }
 
-    /// The result, computed in the type that the backend computes the inputs' type in.
+    /// Whether the result is one or a few sums over maps, which keep the precision that they were computed with.
+    fn sums(&self) -> bool {
+        matches!(
+            self,
+            Self::BatchSums
+                | Self::DiceSums(_)
+                | Self::Focal(..)
+                | Self::SoftBce(..)
+                | Self::Dice(..)
+                | Self::L1(..)
+                | Self::Affinity(..)
+        )
+    }
+
+    /// The result in the first input's type, computed in the type that the backend computes that in.
     pub(crate) fn forward<B: Kernels>(&self, inputs: Vec<FloatTensor<B>>) -> FloatTensor<B> {
         let dtype = inputs[0].dtype();
-        match B::compute_type(dtype) {
-            None => self.forward_in_type::<B>(inputs),
-            Some(wide) => {
-                let inputs = inputs
-                    .into_iter()
-                    .map(|input| B::float_cast(input, wide))
-                    .collect();
-                let output = self.forward_in_type::<B>(inputs);
-                // Sums for the host keep their precision.
-                match self {
-                    Self::BatchSums | Self::DiceSums(_) => output,
-                    _ => B::float_cast(output, dtype.into()),
-                }
-            }
+        let inputs = inputs.into_iter().map(B::widened).collect();
+        let output = self.forward_in_type::<B>(inputs);
+        if self.sums() {
+            output
+        } else {
+            B::rounded(output, dtype)
         }
     }
 
@@ -126,28 +132,27 @@ impl Operation {
         }
     }
 
-    /// The gradients of the inputs that are `wanted`, computed as [`forward`](Self::forward) is; others may be `None`.
+    /// The gradients of the inputs that are `wanted`, computed as [`forward`](Self::forward) is and each in its input's type;
+    /// others may be `None`.
     pub(crate) fn backward<B: Kernels>(
         self,
         gradient: FloatTensor<B>,
         inputs: Vec<Option<FloatTensor<B>>>,
         wanted: &[bool],
     ) -> Gradients<B> {
-        let dtype = gradient.dtype();
-        match B::compute_type(dtype) {
-            None => self.backward_in_type::<B>(gradient, inputs, wanted),
-            Some(wide) => {
-                let cast =
-                    |input: Option<FloatTensor<B>>| input.map(|input| B::float_cast(input, wide));
-                let inputs = inputs.into_iter().map(cast).collect();
-                let results =
-                    self.backward_in_type::<B>(B::float_cast(gradient, wide), inputs, wanted);
-                results
-                    .into_iter()
-                    .map(|result| result.map(|result| B::float_cast(result, dtype.into())))
-                    .collect()
-            }
-        }
+        // An input that is not kept is a bias, of the type of what stands before it, or of that of the result.
+        let types = inputs.iter().scan(gradient.dtype(), |last, input| {
+            *last = input.as_ref().map_or(*last, FloatTensor::<B>::dtype);
+            Some(*last)
+        });
+        let types: Vec<DType> = types.collect();
+        let inputs = inputs.into_iter().map(|input| input.map(B::widened));
+        let inputs = inputs.collect();
+        let results = self.backward_in_type::<B>(B::widened(gradient), inputs, wanted);
+        let results = results.into_iter().zip(types);
+        results
+            .map(|(result, dtype)| result.map(|result| B::rounded(result, dtype)))
+            .collect()
     }
 
     fn backward_in_type<B: Kernels>(

@@ -1,4 +1,4 @@
-//! Kernels for burn's CPU backend, over `f32` and `f64`.
+//! Kernels for burn's CPU backend, over `f32` and `f64`; tensors of 16 bits are computed in `f32`.
 //!
 //! Maps are channels last in memory (`[N, H, W, C]`), seen as `[N, C, H, W]` through strides: then tokens and maps are the same
 //! bytes, linear layers and convolutions are row-major matrix products, and inner loops run over channels. The last maps, one to
@@ -10,6 +10,7 @@
 mod attention;
 mod depthwise;
 mod elementwise;
+mod half;
 mod losses;
 mod matrix;
 mod norms;
@@ -173,6 +174,10 @@ impl Kernels for Flex {
 
     fn compute_type(dtype: DType) -> Option<FloatDType> {
         matches!(dtype, DType::F16 | DType::BF16).then_some(FloatDType::F32)
+    }
+
+    fn cast(tensor: Flat, to: FloatDType) -> Flat {
+        half::cast(tensor, to)
     }
 
     fn linear_forward(x: Flat, weight: Flat, bias: Flat) -> Flat {
