@@ -86,7 +86,8 @@ pub struct Losses {
 impl Loss {
     /// The losses of one micro-batch.
     ///
-    /// With nothing valid in the whole window the segmentation's loss is 0.
+    /// Each loss is an `f32` where maps are of 16 bits. It is 0 with nothing to count in the whole window, and for a rank without
+    /// samples.
     pub fn of(
         self,
         maps: &Maps,
@@ -127,7 +128,7 @@ impl Loss {
         let affinity = maps.sr_low.as_ref().map(|sr_low| {
             let [_, _, h, w] = sr_low.dims();
             let positions = (h.div_ceil(AFFINITY_EVERY) * w.div_ceil(AFFINITY_EVERY)) as f64;
-            let divisor = normalizers.samples * positions * positions;
+            let divisor = normalizers.samples.max(1.0) * positions * positions;
             affinity(
                 maps.seg_low.clone(),
                 sr_low.clone(),
@@ -139,7 +140,10 @@ impl Loss {
             .superres
             .as_ref()
             .zip(targets.superres.as_ref())
-            .map(|(map, target)| l1(map.clone(), target.clone(), normalizers.superres_values));
+            .map(|(map, target)| {
+                let divisor = normalizers.superres_values.max(1.0);
+                l1(map.clone(), target.clone(), divisor)
+            });
         let mut total = segmentation.clone();
         if let Some(affinity) = &affinity {
             total = total + affinity.clone();

@@ -42,6 +42,11 @@ impl Padding {
             return map;
         }
         let [n, c, ..] = map.dims();
-        map.slice([0..n, 0..c, 0..self.size[0] * scale, 0..self.size[1] * scale])
+        let [h, w] = self.size.map(|extent| extent * scale);
+        if n == 0 {
+            // An empty slice would not be part of the graph, which a rank without samples needs as the others do.
+            return map.reshape([n, c, h, w]);
+        }
+        map.slice([0..n, 0..c, 0..h, 0..w])
     }
 }

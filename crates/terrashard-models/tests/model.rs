@@ -1,11 +1,12 @@
 //! The model as a whole: its names, its laziness, its sizes, its batch statistics.
 
 use burn::module::{Module, ModuleVisitor, Param};
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, Gradients, Tensor, TensorData};
 use std::cell::RefCell;
+use std::sync::Arc;
 use terrashard_models::{
-    Error, HeadNorm, IGNORE, Labels, Loss, Mode, ModelConfig, Normalizers, Pass, Plain, Scope,
-    Targets, initial_value, parameters,
+    Error, HeadNorm, IGNORE, Labels, Loss, Masks, Mode, ModelConfig, Normalizers, Pass, Plain,
+    Scope, Targets, assign, initial_value, parameters,
 };
 
 fn tiny() -> ModelConfig {
@@ -330,6 +331,64 @@ fn an_ignored_image_has_no_loss_and_no_gradient() {
         let gradients = losses.total.backward();
         let gradient = maps.segmentation.grad(&gradients);
         assert!(gradient.is_none_or(|gradient| host(gradient).iter().all(|g| *g == 0.0)));
+    }
+}
+
+#[test]
+fn a_rank_without_samples_runs_the_model_and_adds_nothing() {
+    let device = Device::flex().autodiff();
+    for (loss, dtype) in [
+        (Loss::Focal, DType::F32),
+        (Loss::BceDice, DType::F32),
+        (Loss::Focal, DType::BF16),
+    ] {
+        let config = ModelConfig {
+            drop_path: 0.5,
+            dropout: 0.5,
+            ..tiny()
+        };
+        let model = assign(config.init(&device).unwrap(), &mut |name, shape| {
+            let values = TensorData::new(initial_value(name, shape, 3), shape.to_vec());
+            values.convert_dtype(dtype)
+        });
+        let before = model.buffers();
+        let map = |shape: [usize; 4]| Tensor::<4>::zeros(shape, (&device, dtype));
+        let targets = Targets {
+            labels: Labels::new(Vec::new(), [0, 200, 160], &device),
+            superres: Some(map([0, 4, 200, 160])),
+        };
+        let normalizers = Normalizers {
+            samples: 2.0,
+            valid_pixels: 100.0,
+            superres_values: 100.0,
+        };
+        let scope = Plain::training().with_masks(Masks {
+            seed: 1,
+            step: 1,
+            samples: Arc::from([]),
+        });
+        // Padded inside and cropped after.
+        let maps = model.forward(map([0, 6, 40, 32]), &scope);
+        assert_eq!(maps.segmentation.dims(), [0, 1, 200, 160]);
+        let losses = loss.of(&maps, &targets, &normalizers, &scope);
+        assert_eq!(host(losses.total.clone()), [0.0]);
+        let gradients = losses.total.backward();
+        let mut values = Gathered(&gradients, Vec::new());
+        model.visit(&mut values);
+        assert!(values.1.iter().all(|gradient| *gradient == 0.0));
+        assert_eq!(values.1.len(), model.num_params());
+        assert_eq!(model.buffers(), before);
+    }
+}
+
+/// The values of all gradients.
+struct Gathered<'a>(&'a Gradients, Vec<f32>);
+
+impl ModuleVisitor for Gathered<'_> {
+    fn visit_float<const D: usize>(&mut self, parameter: &Param<Tensor<D>>) {
+        let gradient = parameter.val().grad(self.0);
+        self.1
+            .extend(host(gradient.expect("every parameter is used")));
     }
 }
 

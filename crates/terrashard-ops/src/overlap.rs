@@ -114,8 +114,8 @@ impl Dice {
             cardinality,
             positives,
             smooth,
-            own_share: own as f64 / samples,
-            shared: all / samples,
+            own_share: own as f64 / samples.max(1.0),
+            shared: all / samples.max(1.0),
         }
     }
 

@@ -117,7 +117,10 @@ impl<T: Real> Kernel for SoftmaxSlope<'_, T> {
 
 /// Lays the parts of all heads side by side: part `i` of each image goes to columns `i width..`.
 fn interleave<T: Real>(parts: &[Flat], rows: usize, columns: usize) -> Vec<T> {
-    let width = parts[0].shape()[1];
+    // A batch may have no image.
+    let Some(width) = parts.first().map(|part| part.shape()[1]) else {
+        return Vec::new();
+    };
     let across = columns / width;
     let mut out = vec![T::ZERO; parts.len() / across * rows * columns];
     for (i, part) in parts.iter().enumerate() {

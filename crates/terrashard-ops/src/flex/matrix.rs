@@ -43,7 +43,7 @@ pub(super) fn column_sums<T: Real>(matrix: &Flat) -> Flat {
             }
         })
     });
-    flat(narrowed::<T>(&add_up(parts)), [width])
+    flat(narrowed::<T>(&add_up(parts, width)), [width])
 }
 
 pub(super) fn linear<T: Real>(x: &Flat, weight: &Flat, bias: &Flat) -> Flat {

@@ -138,10 +138,10 @@ fn narrowed<T: Real>(values: &[f64]) -> Vec<T> {
     values.iter().map(|value| T::real(*value)).collect()
 }
 
-/// The sums of each column of partial results.
-fn add_up<T: Real>(parts: Vec<Vec<T>>) -> Vec<T> {
+/// The sums of each of `columns` columns of partial results. An empty batch has none.
+fn add_up<T: Real>(parts: Vec<Vec<T>>, columns: usize) -> Vec<T> {
     let mut parts = parts.into_iter();
-    let mut sum = parts.next().unwrap_or_default();
+    let mut sum = parts.next().unwrap_or_else(|| vec![T::ZERO; columns]);
     for part in parts {
         sum.iter_mut()
             .zip(part)

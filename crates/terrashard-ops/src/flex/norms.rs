@@ -127,7 +127,7 @@ pub(super) fn layer_norm_backward<T: Real>(
                 epsilon,
             })
         });
-    let sums = add_up(parts.collect());
+    let sums = add_up(parts.collect(), 2 * width);
     let (gw, gb) = sums.split_at(width);
     vec![
         Some(flat(gx, x.shape())),
@@ -191,7 +191,7 @@ fn column_sums<T: Real>(
             f(sums, &data[row * width..][..width], row)
         })
     });
-    add_up(parts)
+    add_up(parts, sums)
 }
 
 /// Count, means, and sums of squares around them.

@@ -198,7 +198,7 @@ pub(super) fn forward<T: Real>(
             let rows = columns.len() / window.depth();
             matrix::product(flat(columns, [rows, window.depth()]), weight.clone())
         });
-        concatenate::<T>(parts.collect())
+        concatenate::<T>(parts.collect(), out)
     };
     let y = match bias {
         Some(bias) => matrix::add_row::<T>(y, bias),
@@ -207,12 +207,11 @@ pub(super) fn forward<T: Real>(
     as_map(y.reshape([x.shape()[0], window.out_height, window.out_width, out].into()))
 }
 
-/// Matrices of the same width, one below the other.
-fn concatenate<T: Real>(mut parts: Vec<Flat>) -> Flat {
+/// Matrices of this width, one below the other.
+fn concatenate<T: Real>(mut parts: Vec<Flat>, width: usize) -> Flat {
     if parts.len() == 1 {
         return parts.remove(0);
     }
-    let width = parts[0].shape()[1];
     let joined: Vec<T> = parts
         .iter()
         .flat_map(|part| values::<T>(part).iter().copied())
@@ -270,10 +269,8 @@ pub(super) fn backward<T: Real>(
                 let gradient = rows(group * window.group(), images.len() / size);
                 values::<T>(&matrix::product(gradient.transpose(0, 1), columns)).to_vec()
             });
-        weight_tensor::<T>(
-            &flat(super::add_up(parts.collect()), [out, window.depth()]),
-            kernel,
-        )
+        let sum = super::add_up(parts.collect(), out * window.depth());
+        weight_tensor::<T>(&flat(sum, [out, window.depth()]), kernel)
     });
     vec![gx, gw, gb]
 }

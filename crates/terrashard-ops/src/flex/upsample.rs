@@ -386,7 +386,8 @@ pub(super) fn backward<T: Real>(
             .collect();
         let k = classes(factor);
         // [9, in, classes, out] back to the folded weight [out classes, in, 3, 3].
-        let folded = flat(add_up(parts), [9, channels, k * k, outputs])
+        let sum = add_up(parts, 9 * channels * k * k * outputs);
+        let folded = flat(sum, [9, channels, k * k, outputs])
             .permute(&[3, 2, 1, 0])
             .to_contiguous();
         let folded = folded.reshape([outputs * k * k, channels, 3, 3].into());
