@@ -15,6 +15,7 @@ mod adamw;
 mod anchor;
 mod config;
 mod error;
+pub mod host;
 mod packing;
 mod parameters;
 mod policy;
