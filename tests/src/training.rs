@@ -10,7 +10,8 @@ use terrashard_models::{
     Labels, Loss, Losses, Maps, Mode, Normalizers, Pass, S2s2Net, Scope, Targets,
 };
 use terrashard_zero::{
-    AdamW, Initial, ParameterGroup, Select, StateKind, StepOutcome, ZeroConfig, ZeroOptimizer,
+    AdamW, Initial, Optimizer, ParameterGroup, Precision, Select, StateKind, StepOutcome,
+    ZeroConfig, ZeroOptimizer,
 };
 
 use crate::fixture::{Error, Fixture, Parity, Result, Tensors, Values};
@@ -255,6 +256,16 @@ pub fn forward(
     (maps, losses)
 }
 
+/// Everything in one element type.
+pub fn precision(dtype: ElementType) -> Precision {
+    match dtype {
+        ElementType::F32 => Precision::F32,
+        ElementType::F64 => Precision::F64,
+        ElementType::Bf16 => Precision::Bf16,
+        ElementType::F16 => Precision::F16,
+    }
+}
+
 /// The optimizer's settings that the set describes.
 pub fn optimizer_config(parity: &Parity, run: Run, accumulate: usize) -> ZeroConfig {
     let vectors = ParameterGroup {
@@ -265,12 +276,12 @@ pub fn optimizer_config(parity: &Parity, run: Run, accumulate: usize) -> ZeroCon
     };
     ZeroConfig {
         stage: run.stage,
-        dtype: run.dtype,
+        precision: precision(run.dtype),
         accumulate,
-        adamw: AdamW {
+        optimizer: Optimizer::AdamW(AdamW {
             weight_decay: parity.weight_decay,
             ..AdamW::default()
-        },
+        }),
         groups: if parity.decay_on == "matrices" {
             vec![vectors]
         } else {

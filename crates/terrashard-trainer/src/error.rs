@@ -209,7 +209,7 @@ impl Error {
             | Error::Spawn { .. } => 1,
             Error::Zero(source) => match source {
                 terrashard_zero::Error::Setting { .. }
-                | terrashard_zero::Error::Stage { .. }
+                | terrashard_zero::Error::HostMemory { .. }
                 | terrashard_zero::Error::LoadState { .. } => 2,
                 _ => 1,
             },

@@ -7,16 +7,27 @@
 //! even where the anchor is not. The operation sits at the depth of its block; its backward step runs as soon as the
 //! block's own steps are done, hands the gradient to the [`Port`] and registers nothing with burn.
 //!
-//! The operation keeps no parameter in its state: only the port and the slot number.
+//! The operation keeps no parameter in its state: only the port, the slot number and the lease of its block.
+//!
+//! # Stage 3
+//!
+//! A gathered parameter must not survive forward. burn keeps what later operations asked to be checkpointed; for an
+//! operation marked as memory bound it keeps instead the way to make the value again. So the operation is marked so,
+//! whatever strategy the rest of the graph has, and making the value again is a gather through the port.
 
 use std::fmt::Debug;
+use std::marker::PhantomData;
 use std::sync::Arc;
 
-use burn::backend::autodiff::Autodiff;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
-use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn::backend::autodiff::checkpoint::retro_forward::RetroForward;
+use burn::backend::autodiff::checkpoint::state::BackwardStates;
+use burn::backend::autodiff::checkpoint::strategy::{
+    BalancedCheckpointing, CheckpointStrategy, NoCheckpointing,
+};
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
+use burn::backend::autodiff::{Autodiff, NodeId};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{
     Backend, BackendTensor, Dispatch, DispatchKindConversion, DispatchTensor, Flex,
@@ -24,14 +35,26 @@ use burn::backend::{
 };
 use burn::tensor::Tensor;
 
+use crate::gather::Lease;
+
 /// Where the anchor operation finds a parameter's value and delivers its gradient. One for each rank.
 pub(crate) trait Port: Debug + Send + Sync {
-    /// The value of the parameter in `slot`, a plain (not autodiff) float tensor of the parameter's shape.
-    fn value(&self, slot: usize) -> DispatchTensor;
+    /// The value of the parameter in `slot`, a plain (not autodiff) float tensor of the parameter's shape; gathered
+    /// with its whole block if the lease does not hold it.
+    fn value(&self, slot: usize, lease: &Lease) -> DispatchTensor;
 
     /// Takes the gradient of the parameter in `slot`, of the parameter's shape. Called inside burn's backward, which
     /// cannot return an error: the receiver keeps the first one.
-    fn deliver(&self, slot: usize, gradient: DispatchTensor);
+    fn deliver(&self, slot: usize, lease: &Lease, gradient: DispatchTensor);
+}
+
+/// What happens to a parameter's value between forward and backward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Between {
+    /// The graph may keep it.
+    Kept,
+    /// It is made again in backward.
+    MadeAgain,
 }
 
 /// One parameter of one rank, as the anchor operation carries it.
@@ -39,6 +62,8 @@ pub(crate) trait Port: Debug + Send + Sync {
 pub(crate) struct Slot {
     pub(crate) port: Arc<dyn Port>,
     pub(crate) index: usize,
+    pub(crate) lease: Arc<Lease>,
+    pub(crate) between: Between,
 }
 
 /// The backend's side of the anchor operation.
@@ -52,18 +77,33 @@ pub(crate) trait AnchorOps: Backend {
     ) -> FloatTensor<Self>;
 }
 
-fn fetch<B: Backend>(slot: &Slot) -> FloatTensor<B>
+/// The primitive of a plain float tensor.
+pub(crate) fn lower<B: Backend>(tensor: DispatchTensor) -> FloatTensor<B>
 where
     DispatchTensor: DispatchKindConversion<B>,
 {
-    let value = slot.port.value(slot.index);
-    match <DispatchTensor as DispatchKindConversion<B>>::try_into_backend(value) {
+    match <DispatchTensor as DispatchKindConversion<B>>::try_into_backend(tensor) {
         Ok(BackendTensor::Float(tensor)) => tensor,
-        Ok(_) => panic!("invariant: parameters are plain float tensors"),
+        Ok(_) => panic!("invariant: parameters and activations are plain float tensors"),
         Err(reason) => {
             panic!("invariant: a rank's parameters and activations share a backend: {reason}")
         }
     }
+}
+
+/// The plain tensor of a float primitive.
+pub(crate) fn lift<B: Backend>(tensor: FloatTensor<B>) -> DispatchTensor
+where
+    DispatchTensor: DispatchKindConversion<B>,
+{
+    <DispatchTensor as DispatchKindConversion<B>>::from_backend(BackendTensor::Float(tensor))
+}
+
+fn fetch<B: Backend>(slot: &Slot) -> FloatTensor<B>
+where
+    DispatchTensor: DispatchKindConversion<B>,
+{
+    lower::<B>(slot.port.value(slot.index, &slot.lease))
 }
 
 impl AnchorOps for Flex {
@@ -92,11 +132,33 @@ where
         grads: &mut Gradients,
         _checkpointer: &mut Checkpointer,
     ) {
+        let Slot {
+            port, index, lease, ..
+        } = ops.state;
         let gradient = grads.consume::<B>(&ops.node);
-        let gradient = <DispatchTensor as DispatchKindConversion<B>>::from_backend(
-            BackendTensor::Float(gradient),
-        );
-        ops.state.port.deliver(ops.state.index, gradient);
+        port.deliver(index, &lease, lift::<B>(gradient));
+    }
+}
+
+/// Makes a parameter's value again.
+#[derive(Debug)]
+struct Regather<B> {
+    slot: Slot,
+    /// The nodes whose states burn counts as used by this one.
+    parents: Vec<NodeId>,
+    backend: PhantomData<fn() -> B>,
+}
+
+impl<B: Backend> RetroForward for Regather<B>
+where
+    DispatchTensor: DispatchKindConversion<B>,
+{
+    fn forward(&self, states: &mut BackwardStates, out: NodeId) {
+        // burn counts one use of each parent and keeps its state until it was taken that often.
+        for parent in &self.parents {
+            drop(states.get_state::<FloatTensor<B>>(parent));
+        }
+        states.save(out, fetch::<B>(&self.slot));
     }
 }
 
@@ -109,14 +171,36 @@ where
         token: FloatTensor<Self>,
         slot: Slot,
     ) -> FloatTensor<Self> {
-        let prepared = Deliver
-            .prepare::<C>([anchor.node(), token.node()])
-            .compute_bound()
-            .stateful();
         let value = fetch::<B>(&slot);
-        match prepared {
-            OpsKind::Tracked(prepared) => prepared.finish(slot, value),
-            OpsKind::UnTracked(prepared) => prepared.finish(value),
+        let nodes = [anchor.node(), token.node()];
+        match slot.between {
+            Between::Kept => {
+                let prepared = Deliver.prepare::<NoCheckpointing>(nodes).compute_bound();
+                match prepared.stateful() {
+                    OpsKind::Tracked(prepared) => prepared.finish(slot, value),
+                    OpsKind::UnTracked(prepared) => prepared.finish(value),
+                }
+            }
+            Between::MadeAgain => {
+                let tracked: Vec<_> = [&anchor, &token]
+                    .into_iter()
+                    .filter(|tensor| tensor.is_tracked())
+                    .collect();
+                let regather = Regather::<B> {
+                    slot: slot.clone(),
+                    parents: tracked.iter().map(|tensor| tensor.id()).collect(),
+                    backend: PhantomData,
+                };
+                let prepared = Deliver
+                    .prepare::<BalancedCheckpointing>(nodes)
+                    .memory_bound()
+                    .retro_forward(regather)
+                    .parents::<B, _>(tracked);
+                match prepared.stateful() {
+                    OpsKind::Tracked(prepared) => prepared.finish(slot, value),
+                    OpsKind::UnTracked(prepared) => prepared.finish(value),
+                }
+            }
         }
     }
 }

@@ -33,11 +33,31 @@ pub enum Error {
         /// What would be accepted.
         expected: &'static str,
     },
-    /// The stage needs more than this version can do.
-    #[error("ZeRO stage {stage} is not supported yet: use stage 0, 1 or 2")]
-    Stage {
-        /// The stage that was asked for.
-        stage: terrashard_layout::Stage,
+    /// The ranks of one host need more host memory for offloaded states than it has.
+    #[error(
+        "offloading needs {needed} bytes of host memory on one host, {available} are available: use more ranks or hosts, or a smaller offload_fraction"
+    )]
+    HostMemory {
+        /// Bytes that the ranks of the host need together.
+        needed: u64,
+        /// Bytes that it has.
+        available: u64,
+    },
+    /// A block was declared with a parameter that the model does not have.
+    #[error("no parameter is called {name}")]
+    UnknownParameter {
+        /// The name.
+        name: String,
+    },
+    /// Trainable parameters got no gradient in a whole step, and the policy is to stop.
+    #[error(
+        "{count} trainable parameter(s) got no gradient in a step, first {name}: freeze them, or use unused = \"zero\""
+    )]
+    Unused {
+        /// How many.
+        count: usize,
+        /// The first by name.
+        name: String,
     },
     /// The ranks built different tables: another model, other settings or another rank count.
     #[error(
@@ -74,14 +94,16 @@ pub enum Error {
         got: usize,
     },
     /// A gradient held NaN or infinity and the policy is to stop.
-    #[error("non-finite gradient in step {step} on {ranks} rank(s), first in {parameter}")]
+    #[error("non-finite gradient in step {step}{} after {skipped} skipped step(s): {origin}", .loss_scale.map(|scale| format!(" at loss scale {scale}")).unwrap_or_default())]
     NonFinite {
         /// The optimizer step, counted from 1.
         step: u64,
-        /// How many ranks saw non-finite values in their shard.
-        ranks: usize,
-        /// The first such parameter on this rank, or a note that it lies on another rank.
-        parameter: String,
+        /// Steps skipped in a row before it.
+        skipped: u32,
+        /// The loss scale, in f16.
+        loss_scale: Option<f64>,
+        /// Where it came from.
+        origin: crate::Origin,
     },
     /// Saved bytes do not fit the place they are loaded into.
     #[error("state {kind:?} of {name}: expected {expected} bytes of {dtype:?}, got {got}")]

@@ -11,26 +11,40 @@
 //! Invariants: knows nothing of images, models or files; every collective is issued in an order that follows from the
 //! shard table alone; a rank holds what [`terrashard_layout::Stage`] says and no more between steps.
 
-mod adamw;
 mod anchor;
 mod config;
+mod decision;
 mod error;
+mod gather;
+mod groups;
 pub mod host;
 mod packing;
 mod parameters;
 mod policy;
+mod reading;
 mod reducer;
+mod rule;
+mod segment;
 mod setup;
+mod sharded_parameters;
 mod state;
+mod update;
 mod values;
 mod zero_optimizer;
 
-pub use config::{AdamW, NonFinite, ParameterGroup, Reduction, Select, ZeroConfig};
+pub use config::{
+    AdamW, LossScale, NonFinite, Offload, Optimizer, ParameterGroup, Precision, ReduceDtype,
+    Reduction, Select, Sgd, Unused, ZeroConfig,
+};
+pub use decision::{Origin, Progress, StepOutcome};
 pub use error::{Error, Result};
+pub use groups::RankGroups;
 pub use parameters::{Declared, declared};
+pub use segment::MAX_INPUTS;
 pub use setup::Initial;
+pub use sharded_parameters::{Recompute, Round, ShardedParameters};
 pub use state::{ReadState, StateKind, StatePiece};
-pub use zero_optimizer::{HeldBytes, StepOutcome, ZeroOptimizer};
+pub use zero_optimizer::{HeldBytes, ZeroOptimizer};
 
 /// Compiles the example of the README.
 #[cfg(doctest)]

@@ -93,3 +93,13 @@ pub(crate) fn dtype(element: ElementType) -> DType {
         ElementType::F16 => DType::F16,
     }
 }
+
+/// The layout's name of an element type of states: those of master weights.
+pub(crate) fn element(dtype: DType) -> ElementType {
+    match dtype {
+        DType::F64 => ElementType::F64,
+        DType::BF16 => ElementType::Bf16,
+        DType::F16 => ElementType::F16,
+        _ => ElementType::F32,
+    }
+}

@@ -5,6 +5,7 @@
 //! | 0 | whole on every rank (all-reduce) | once a step | whole | whole |
 //! | 1 | own shard (reduce-scatter) | once a step | own shard | whole, gathered after the update |
 //! | 2 | own shard (reduce-scatter) | after every micro-batch | own shard | whole, gathered after the update |
+//! | 3 | own shard (reduce-scatter) | after every micro-batch | own shard | own shard, gathered for each use of a block |
 //!
 //! Everything else, buckets, update, clipping, checkpoints, is one code path over the shard table.
 

@@ -8,12 +8,16 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Tensor};
-use terrashard_collectives::{Communicator, Pending};
+use terrashard_collectives::Pending;
 use terrashard_layout::ShardTable;
 
+use crate::config::{Unused, ZeroConfig};
 use crate::error::{Error, Result};
+use crate::groups::RankGroups;
 use crate::packing::{pack_whole, zeros};
+use crate::parameters::dtype;
 use crate::policy::{Extent, Policy, Reduce};
+use crate::reading::read_f64;
 
 /// Buckets that may travel at once.
 const IN_FLIGHT: usize = 2;
@@ -22,11 +26,15 @@ const IN_FLIGHT: usize = 2;
 #[derive(Debug)]
 pub(crate) struct Reducer {
     table: Arc<ShardTable>,
-    communicator: Arc<dyn Communicator>,
+    groups: RankGroups,
     policy: Policy,
     device: Device,
+    /// Element type in which gradients are added up and travel.
     dtype: DType,
     accumulate: usize,
+    unused: Unused,
+    /// Buckets that may travel at once.
+    in_flight_limit: usize,
     /// For each row: the bucket that it is in.
     bucket_of: Vec<Option<usize>>,
     /// For each row: how often its value entered the graph in this micro-batch and has not come back as a gradient.
@@ -37,23 +45,43 @@ pub(crate) struct Reducer {
     missing: Vec<usize>,
     /// The next bucket to launch.
     next: usize,
-    in_flight: VecDeque<(usize, Pending)>,
+    in_flight: VecDeque<Travelling>,
     /// For each bucket: the gradient so far. Local sums `[ranks * chunk]` before the reduction, then what the
     /// stage's extent says.
     gradients: Vec<Option<Tensor<1>>>,
+    /// For each row: whether a gradient came in this window.
+    used: Vec<bool>,
+    /// Sums over this rank's own gradients, by micro-batch and bucket: where one is not finite, the gradient is not.
+    checks: Vec<Check>,
+    /// Bytes of buffers on their way, now and at most.
+    travelling: usize,
+    travelling_peak: usize,
     reduced: bool,
     micro_batches: usize,
     failure: Option<Error>,
 }
 
+/// A bucket on its way.
+#[derive(Debug)]
+struct Travelling {
+    bucket: usize,
+    bytes: usize,
+    pending: Pending,
+}
+
+/// The sum over one bucket of one micro-batch of this rank.
+#[derive(Debug)]
+struct Check {
+    micro_batch: usize,
+    sum: Tensor<1>,
+}
+
 impl Reducer {
     pub(crate) fn new(
         table: Arc<ShardTable>,
-        communicator: Arc<dyn Communicator>,
-        policy: Policy,
+        groups: RankGroups,
         device: Device,
-        dtype: DType,
-        accumulate: usize,
+        config: &ZeroConfig,
     ) -> Self {
         let mut bucket_of = vec![None; table.rows().len()];
         for (index, bucket) in table.buckets().iter().enumerate() {
@@ -62,10 +90,12 @@ impl Reducer {
             }
         }
         Self {
-            policy,
+            policy: Policy::of(config.stage),
             device,
-            dtype,
-            accumulate,
+            dtype: dtype(config.reduce_element()),
+            accumulate: config.accumulate,
+            unused: config.unused,
+            in_flight_limit: if config.overlap { IN_FLIGHT } else { 0 },
             bucket_of,
             outstanding: vec![0; table.rows().len()],
             arrived: vec![None; table.rows().len()],
@@ -73,11 +103,15 @@ impl Reducer {
             next: 0,
             in_flight: VecDeque::new(),
             gradients: vec![None; table.buckets().len()],
+            used: vec![false; table.rows().len()],
+            checks: Vec::new(),
+            travelling: 0,
+            travelling_peak: 0,
             reduced: false,
             micro_batches: 0,
             failure: None,
             table,
-            communicator,
+            groups,
         }
     }
 
@@ -109,6 +143,21 @@ impl Reducer {
         Ok(())
     }
 
+    /// How many gradients of each of `rows` are expected.
+    pub(crate) fn outstanding(&self, rows: &[usize]) -> Vec<usize> {
+        rows.iter().map(|&row| self.outstanding[row]).collect()
+    }
+
+    /// A recomputed block is through: of its `rows`, of which so many gradients were `expected` before, each has had
+    /// its one, which did not come if backward did not use the parameter.
+    pub(crate) fn settle(&mut self, rows: &[usize], expected: &[usize]) {
+        for (&row, &expected) in rows.iter().zip(expected) {
+            if self.outstanding[row] == expected && expected > 0 {
+                self.gone(row);
+            }
+        }
+    }
+
     /// Takes one gradient of `row`, flat. A parameter that entered several times has several; they add up.
     pub(crate) fn deliver(&mut self, row: usize, gradient: Tensor<1>) {
         let sum = match self.arrived[row].take() {
@@ -116,6 +165,12 @@ impl Reducer {
             None => gradient,
         };
         self.arrived[row] = Some(sum);
+        self.used[row] = true;
+        self.gone(row);
+    }
+
+    /// One gradient less is expected for `row`; with the last, its bucket may go.
+    fn gone(&mut self, row: usize) {
         self.outstanding[row] = self.outstanding[row].saturating_sub(1);
         if self.outstanding[row] == 0
             && let Some(bucket) = self.bucket_of[row]
@@ -159,6 +214,8 @@ impl Reducer {
         }
         let micro_batches = std::mem::take(&mut self.micro_batches);
         self.reduced = false;
+        self.check_used()?;
+        self.add_over_replicas()?;
         let ranks = self.table.ranks();
         let taken =
             self.gradients
@@ -173,6 +230,72 @@ impl Reducer {
         Ok((taken.collect(), micro_batches))
     }
 
+    /// Every trainable parameter had a gradient in the window, if that is asked for.
+    fn check_used(&mut self) -> Result<()> {
+        let used = std::mem::replace(&mut self.used, vec![false; self.table.rows().len()]);
+        if self.unused == Unused::Zero {
+            return Ok(());
+        }
+        let names: Vec<_> = (0..used.len())
+            .filter(|&row| self.bucket_of[row].is_some() && !used[row])
+            .map(|row| self.table.rows()[row].parameter.name.clone())
+            .collect();
+        match names.as_slice() {
+            [] => Ok(()),
+            [first, ..] => Err(Error::Unused {
+                count: names.len(),
+                name: first.clone(),
+            }),
+        }
+    }
+
+    /// Adds the shards of the window over the groups that hold the same ones.
+    fn add_over_replicas(&mut self) -> Result<()> {
+        let Some(replicas) = self.groups.replicas.clone() else {
+            return Ok(());
+        };
+        for index in 0..self.gradients.len() {
+            let shard = match self.gradients[index].take() {
+                Some(shard) => shard,
+                None => {
+                    let bucket = &self.table.buckets()[index];
+                    let len = self.policy.extent.elements(bucket, self.table.ranks());
+                    zeros(len, &self.device, self.dtype)
+                }
+            };
+            let bytes = bytes(&shard);
+            let pending = replicas.all_reduce(shard)?;
+            self.travels(index, bytes, pending)?;
+        }
+        self.drain(0)
+    }
+
+    /// The first micro-batch of the window in which a gradient of this rank itself was not finite. Ends the window's
+    /// checks.
+    ///
+    /// # Errors
+    /// [`Error::Device`].
+    pub(crate) fn first_non_finite(&mut self) -> Result<Option<usize>> {
+        let mut first: Option<usize> = None;
+        for Check { micro_batch, sum } in self.checks.drain(..) {
+            let finite = read_f64(sum)?.iter().all(|sum| sum.is_finite());
+            if !finite && first.is_none_or(|first| micro_batch < first) {
+                first = Some(micro_batch);
+            }
+        }
+        Ok(first)
+    }
+
+    /// The window was good: its checks are not needed.
+    pub(crate) fn forget_checks(&mut self) {
+        self.checks.clear();
+    }
+
+    /// The most bytes of buffers that travelled at once since the last call.
+    pub(crate) fn take_travelling_peak(&mut self) -> usize {
+        std::mem::replace(&mut self.travelling_peak, self.travelling)
+    }
+
     /// Bytes of gradients that this rank holds now.
     pub(crate) fn held_bytes(&self) -> usize {
         let held = self.gradients.iter().chain(&self.arrived).flatten();
@@ -180,7 +303,7 @@ impl Reducer {
             .sum()
     }
 
-    fn take_failure(&mut self) -> Result<()> {
+    pub(crate) fn take_failure(&mut self) -> Result<()> {
         match self.failure.take() {
             Some(error) => Err(error),
             None => Ok(()),
@@ -210,7 +333,12 @@ impl Reducer {
                 .take()
                 .unwrap_or_else(|| zeros(numel, &self.device, self.dtype))
         });
+        let flats = flats.map(|flat| flat.cast(self.dtype));
         let buffer = pack_whole(&table, &table.buckets()[bucket], flats.collect());
+        self.checks.push(Check {
+            micro_batch: self.micro_batches,
+            sum: check_sum(buffer.clone()),
+        });
         match self.policy.reduce {
             Reduce::EveryMicroBatch => self.send(bucket, buffer),
             Reduce::OncePerStep => {
@@ -230,20 +358,32 @@ impl Reducer {
     }
 
     fn send(&mut self, bucket: usize, buffer: Tensor<1>) -> Result<()> {
+        let bytes = bytes(&buffer);
         let pending = match self.policy.extent {
-            Extent::Whole => self.communicator.all_reduce(buffer)?,
-            Extent::Shard => self.communicator.reduce_scatter(buffer)?,
+            Extent::Whole => self.groups.shards.all_reduce(buffer)?,
+            Extent::Shard => self.groups.shards.reduce_scatter(buffer)?,
         };
-        self.in_flight.push_back((bucket, pending));
-        self.drain(IN_FLIGHT)
+        self.travels(bucket, bytes, pending)
+    }
+
+    fn travels(&mut self, bucket: usize, bytes: usize, pending: Pending) -> Result<()> {
+        self.travelling += bytes;
+        self.travelling_peak = self.travelling_peak.max(self.travelling);
+        self.in_flight.push_back(Travelling {
+            bucket,
+            bytes,
+            pending,
+        });
+        self.drain(self.in_flight_limit)
     }
 
     /// Waits until at most `limit` buckets are in flight.
     fn drain(&mut self, limit: usize) -> Result<()> {
         while self.in_flight.len() > limit
-            && let Some((bucket, pending)) = self.in_flight.pop_front()
+            && let Some(front) = self.in_flight.pop_front()
         {
-            let reduced = pending.wait()?;
+            self.travelling -= front.bytes;
+            let (bucket, reduced) = (front.bucket, front.pending.wait()?);
             let sum = match self.gradients[bucket].take() {
                 Some(earlier) => earlier + reduced,
                 None => reduced,
@@ -251,5 +391,17 @@ impl Reducer {
             self.gradients[bucket] = Some(sum);
         }
         Ok(())
+    }
+}
+
+fn bytes(tensor: &Tensor<1>) -> usize {
+    tensor.dims()[0] * tensor.dtype().size()
+}
+
+/// The sum over a buffer, in a type in which finite gradients do not overflow.
+fn check_sum(buffer: Tensor<1>) -> Tensor<1> {
+    match buffer.dtype() {
+        DType::F16 | DType::BF16 => buffer.cast(DType::F32).sum(),
+        _ => buffer.sum(),
     }
 }

@@ -3,13 +3,16 @@
 use std::ops::Range;
 
 use burn::tensor::{Tensor, TensorData};
-use terrashard_layout::{ElementType, Row};
+use terrashard_layout::{Bucket, ElementType, Row};
 
-use crate::adamw::Moments;
+use crate::config::Offload;
+use crate::decision::Progress;
 use crate::error::{Error, Result};
-use crate::packing::{pack_whole, pad, unpack_whole};
-use crate::parameters;
+use crate::packing::{pack_shard, pack_whole, pad, unpack_whole};
+use crate::parameters::{self, element};
 use crate::policy::Extent;
+use crate::sharded_parameters::{Core, ShardedParameters};
+use crate::values::{Held, Resident};
 use crate::zero_optimizer::ZeroOptimizer;
 
 /// What a piece of state is.
@@ -17,10 +20,22 @@ use crate::zero_optimizer::ZeroOptimizer;
 pub enum StateKind {
     /// The parameter's value.
     Parameter,
-    /// AdamW's first moment.
+    /// AdamW's first moment or SGD's momentum.
     Momentum,
     /// AdamW's second moment.
     Variance,
+    /// Moving average of the parameter.
+    Ema,
+}
+
+impl StateKind {
+    /// All kinds; a run has those that its update rule needs.
+    pub const ALL: [StateKind; 4] = [
+        StateKind::Parameter,
+        StateKind::Momentum,
+        StateKind::Variance,
+        StateKind::Ema,
+    ];
 }
 
 /// A run of elements of one parameter's state, as bytes in native (little-endian) order.
@@ -45,116 +60,131 @@ pub type ReadState<'a> = dyn Fn(&str, StateKind, Range<usize>) -> Result<Vec<u8>
     + 'a;
 
 impl ZeroOptimizer {
-    /// This rank's share of everything a checkpoint holds. The shares of all ranks together hold each element of each
-    /// state once, at every stage, also where states are replicated. Tied parameters stand under the name that they
-    /// are tied to; frozen ones have a value only.
+    /// This rank's share of everything a checkpoint holds, in the type of the master weights. The shares of all ranks
+    /// together hold each element of each state once, at every stage, also where states are replicated. Tied
+    /// parameters stand under the name that they are tied to; frozen ones have a value only.
     ///
     /// # Errors
     /// [`Error::Device`].
     pub fn own_states(&self) -> Result<Vec<StatePiece>> {
-        let (rank, ranks) = (self.communicator.rank(), self.table.ranks());
+        let core = &self.parameters.0;
         let mut pieces = Vec::new();
-        for (index, row) in self.table.rows().iter().enumerate() {
+        if !core.groups.speaks() {
+            return Ok(pieces);
+        }
+        let (rank, ranks) = (core.groups.shards.rank(), core.table.ranks());
+        for (index, bucket) in core.table.buckets().iter().enumerate() {
+            for kind in StateKind::ALL {
+                let Some(state) = self.bucket_state(index, kind) else {
+                    continue;
+                };
+                let chunk = self.own_chunk(index, state);
+                for part in &bucket.pieces {
+                    let row = &core.table.rows()[part.row];
+                    let interval = row.interval(rank, ranks);
+                    let own = part.offset..part.offset + interval.len();
+                    pieces.push(piece(row, kind, interval, chunk.clone().slice(own))?);
+                }
+            }
+        }
+        let master = parameters::dtype(core.config.precision.master());
+        for (index, row) in core.table.rows().iter().enumerate() {
+            let parameter = &row.parameter;
+            if parameter.is_reduced() || parameter.tied_to.is_some() {
+                continue;
+            }
             let interval = row.interval(rank, ranks);
-            if row.parameter.tied_to.is_none() {
-                let own = self.state.flat(index).slice(interval.clone());
-                pieces.push(piece(row, StateKind::Parameter, interval, own)?);
-            }
+            let whole = core.values().whole(index);
+            let own = match whole {
+                Some(whole) => whole.slice(interval.clone()),
+                None => {
+                    let shard = core.values().shard(index, &core.device);
+                    let shard = shard.expect("a parameter that is not whole is a shard");
+                    shard.slice(0..interval.len())
+                }
+            };
+            pieces.push(piece(
+                row,
+                StateKind::Parameter,
+                interval,
+                own.cast(master),
+            )?);
         }
-        for (index, bucket) in self.table.buckets().iter().enumerate() {
-            let chunk = |tensor: &Tensor<1>| self.own_chunk(index, tensor.clone());
-            let (m, v) = (chunk(&self.moments[index].m), chunk(&self.moments[index].v));
-            for part in &bucket.pieces {
-                let row = &self.table.rows()[part.row];
-                let interval = row.interval(rank, ranks);
-                let own = part.offset..part.offset + interval.len();
-                let own_m = m.clone().slice(own.clone());
-                pieces.push(piece(row, StateKind::Momentum, interval.clone(), own_m)?);
-                pieces.push(piece(
-                    row,
-                    StateKind::Variance,
-                    interval,
-                    v.clone().slice(own),
-                )?);
-            }
-        }
+        pieces.sort_by(|a, b| (&a.name, a.kind).cmp(&(&b.name, b.kind)));
         Ok(pieces)
     }
 
-    /// Replaces parameters and moments by saved ones, saved at any rank count and stage, and sets the number of steps
-    /// applied. Each rank reads only what it holds. Local: no rank waits for another.
+    /// Replaces parameters and states by saved ones, saved at any rank count, stage and offload, and sets how far
+    /// training is. Each rank reads only what it holds. Local: no rank waits for another.
     ///
     /// # Errors
     /// [`Error::LoadState`] if `read` fails, [`Error::StateLength`] if it returns another number of bytes.
-    pub fn load(&mut self, steps: u64, read: &ReadState<'_>) -> Result<()> {
-        let table = self.table.clone();
-        let (rank, ranks) = (self.communicator.rank(), table.ranks());
-        for (index, row) in table.rows().iter().enumerate() {
-            if row.parameter.tied_to.is_none() {
-                let value = self.read_interval(row, StateKind::Parameter, 0..row.numel(), read)?;
-                self.state.set(index, value);
+    pub fn load(&mut self, progress: Progress, read: &ReadState<'_>) -> Result<()> {
+        self.parameters.load(read)?;
+        let core = self.parameters.0.clone();
+        for (index, bucket) in core.table.buckets().iter().enumerate() {
+            for kind in StateKind::ALL {
+                let here = match kind {
+                    StateKind::Parameter => self.states[index].has_masters(),
+                    _ => self.bucket_state(index, kind).is_some(),
+                };
+                if !here {
+                    continue;
+                }
+                let values = core.read_bucket(bucket, core.policy.extent, kind, read)?;
+                match kind {
+                    StateKind::Parameter => self.states[index].set_masters(values),
+                    _ => self.states[index].set(kind, values),
+                }
             }
         }
-        for (index, bucket) in table.buckets().iter().enumerate() {
-            let load = |kind| -> Result<Tensor<1>> {
-                let flats = bucket.pieces.iter().map(|part| {
-                    let row = &table.rows()[part.row];
-                    match self.policy.extent {
-                        Extent::Whole => self.read_interval(row, kind, 0..row.numel(), read),
-                        Extent::Shard => {
-                            let own =
-                                self.read_interval(row, kind, row.interval(rank, ranks), read)?;
-                            Ok(pad(own, part.len))
-                        }
-                    }
-                });
-                let flats = flats.collect::<Result<Vec<_>>>()?;
-                Ok(match self.policy.extent {
-                    Extent::Whole => pack_whole(&table, bucket, flats),
-                    Extent::Shard => Tensor::cat(flats, 0),
-                })
-            };
-            let moments = Moments {
-                m: load(StateKind::Momentum)?,
-                v: load(StateKind::Variance)?,
-            };
-            self.moments[index] = moments;
-        }
-        self.steps = steps;
+        self.progress = progress;
         Ok(())
     }
 
     /// One state of every parameter, whole, with the parameter's name: for comparisons and exports. Collective where
-    /// the state is sharded; every rank gets all of it.
+    /// the state is sharded; every rank gets all of it. Empty for a kind that the run does not have; frozen and empty
+    /// parameters have a value only.
     ///
     /// # Errors
     /// [`Error::Collective`].
     pub fn whole_states(&self, kind: StateKind) -> Result<Vec<(String, TensorData)>> {
-        match kind {
-            StateKind::Parameter => {
-                let own = |(_, row): &(usize, &Row)| row.parameter.tied_to.is_none();
-                let rows = self.table.rows().iter().enumerate().filter(own);
-                Ok(rows
-                    .map(|(index, row)| named(row, self.state.flat(index)))
-                    .collect())
+        let core = &self.parameters.0;
+        let buckets = 0..core.table.buckets().len();
+        let states: Option<Vec<_>> = buckets
+            .map(|index| self.bucket_state(index, kind))
+            .collect();
+        let Some(states) = states else {
+            return Ok(Vec::new());
+        };
+        let mut whole = self.whole_buckets(states)?;
+        if kind == StateKind::Parameter {
+            let master = parameters::dtype(core.config.precision.master());
+            for (index, row) in core.table.rows().iter().enumerate() {
+                let parameter = &row.parameter;
+                if parameter.is_reduced() || parameter.tied_to.is_some() {
+                    continue;
+                }
+                let held = core.values().whole(index);
+                let flat = match held {
+                    Some(whole) => whole,
+                    None => {
+                        let shard = core.values().shard(index, &core.device);
+                        let shard = shard.expect("a parameter that is not whole is a shard");
+                        let whole = core.groups.shards.all_gather(shard)?.wait()?;
+                        whole.slice(0..row.numel())
+                    }
+                };
+                whole.push(named(row, flat.cast(master)));
             }
-            StateKind::Momentum => self.whole_buckets(
-                self.moments
-                    .iter()
-                    .map(|moments| moments.m.clone())
-                    .collect(),
-            ),
-            StateKind::Variance => self.whole_buckets(
-                self.moments
-                    .iter()
-                    .map(|moments| moments.v.clone())
-                    .collect(),
-            ),
+            whole.sort_by(|(a, _), (b, _)| a.cmp(b));
         }
+        Ok(whole)
     }
 
-    /// The gradients of the finished window, whole, summed over ranks and micro-batches, before clipping and
-    /// averaging. The window stays: `step` follows as if nothing had been read. Collective.
+    /// The gradients of the finished window, whole, summed over ranks and micro-batches, before clipping, averaging
+    /// and unscaling, in the type in which they were reduced. The window stays: `step` follows as if nothing had been
+    /// read. Collective.
     ///
     /// # Errors
     /// [`Error::MicroBatches`] without a micro-batch before, [`Error::Collective`].
@@ -163,22 +193,120 @@ impl ZeroOptimizer {
         self.whole_buckets(gradients)
     }
 
+    /// A state of a bucket in the stage's extent.
+    fn bucket_state(&self, index: usize, kind: StateKind) -> Option<Tensor<1>> {
+        let core = &self.parameters.0;
+        self.states[index].state(kind, || core.bucket_parameter(index))
+    }
+
     fn whole_buckets(&self, tensors: Vec<Tensor<1>>) -> Result<Vec<(String, TensorData)>> {
+        let core = &self.parameters.0;
         let mut whole = Vec::new();
-        for (bucket, tensor) in self.table.buckets().iter().zip(tensors) {
-            let buffer = match self.policy.extent {
+        for (bucket, tensor) in core.table.buckets().iter().zip(tensors) {
+            let buffer = match core.policy.extent {
                 Extent::Whole => tensor,
-                Extent::Shard => self.communicator.all_gather(tensor)?.wait()?,
+                Extent::Shard => core.groups.shards.all_gather(tensor)?.wait()?,
             };
-            let flats = unpack_whole(&self.table, bucket, buffer);
+            let flats = unpack_whole(&core.table, bucket, buffer);
             let rows = bucket
                 .pieces
                 .iter()
-                .map(|part| &self.table.rows()[part.row]);
+                .map(|part| &core.table.rows()[part.row]);
             whole.extend(rows.zip(flats).map(|(row, flat)| named(row, flat)));
         }
         whole.sort_by(|(a, _), (b, _)| a.cmp(b));
         Ok(whole)
+    }
+}
+
+impl ShardedParameters {
+    /// Replaces the values by saved ones, saved at any rank count, stage and offload. Each rank reads only what it
+    /// holds. Local: no rank waits for another.
+    ///
+    /// # Errors
+    /// [`Error::LoadState`] if `read` fails, [`Error::StateLength`] if it returns another number of bytes.
+    pub fn load(&self, read: &ReadState<'_>) -> Result<()> {
+        let core = &self.0;
+        let compute = parameters::dtype(core.config.precision.compute());
+        let kind = StateKind::Parameter;
+        for (index, bucket) in core.table.buckets().iter().enumerate() {
+            if core.sharded_bucket(index) {
+                let chunk = core.read_bucket(bucket, Extent::Shard, kind, read)?;
+                let chunk = core.resident(chunk.cast(compute));
+                core.values_mut().chunks[index] = Some(chunk);
+            }
+        }
+        let (rank, ranks) = (core.groups.shards.rank(), core.table.ranks());
+        for (index, row) in core.table.rows().iter().enumerate() {
+            let held = core.values().rows[index].clone();
+            let held = match held {
+                Held::Tied | Held::InChunk { .. } => continue,
+                Held::Whole(_) => {
+                    let value = core.read_interval(row, kind, 0..row.numel(), read)?;
+                    Held::Whole(value.cast(compute))
+                }
+                Held::Shard(_) => {
+                    let own = core.read_interval(row, kind, row.interval(rank, ranks), read)?;
+                    let own = pad(own.cast(compute), row.shard_len(ranks));
+                    Held::Shard(core.resident(own))
+                }
+            };
+            core.values_mut().rows[index] = held;
+        }
+        Ok(())
+    }
+}
+
+impl Core {
+    /// A bucket's parameters in the stage's extent, in the type of the computation.
+    pub(crate) fn bucket_parameter(&self, index: usize) -> Tensor<1> {
+        let values = self.values();
+        if let Some(chunk) = &values.chunks[index] {
+            return chunk.clone().into_tensor(&self.device);
+        }
+        let bucket = &self.table.buckets()[index];
+        let flats = bucket.pieces.iter().map(|piece| {
+            let whole = values.whole(piece.row);
+            whole.expect("a bucket without a chunk is held whole")
+        });
+        let flats = flats.collect();
+        match self.policy.extent {
+            Extent::Whole => pack_whole(&self.table, bucket, flats),
+            Extent::Shard => pack_shard(&self.table, bucket, self.groups.shards.rank(), flats),
+        }
+    }
+
+    /// A saved state of a bucket in an extent.
+    fn read_bucket(
+        &self,
+        bucket: &Bucket,
+        extent: Extent,
+        kind: StateKind,
+        read: &ReadState<'_>,
+    ) -> Result<Tensor<1>> {
+        let (rank, ranks) = (self.groups.shards.rank(), self.table.ranks());
+        let flats = bucket.pieces.iter().map(|part| {
+            let row = &self.table.rows()[part.row];
+            match extent {
+                Extent::Whole => self.read_interval(row, kind, 0..row.numel(), read),
+                Extent::Shard => {
+                    let own = self.read_interval(row, kind, row.interval(rank, ranks), read)?;
+                    Ok(pad(own, part.len))
+                }
+            }
+        });
+        let flats = flats.collect::<Result<Vec<_>>>()?;
+        Ok(match extent {
+            Extent::Whole => pack_whole(&self.table, bucket, flats),
+            Extent::Shard => Tensor::cat(flats, 0),
+        })
+    }
+
+    fn resident(&self, shard: Tensor<1>) -> Resident {
+        match self.config.offload {
+            Offload::Parameters => Resident::Host(shard.into_data()),
+            Offload::None | Offload::Optimizer => Resident::Device(shard),
+        }
     }
 
     fn read_interval(
@@ -195,7 +323,7 @@ impl ZeroOptimizer {
             kind,
             source,
         })?;
-        let dtype = row.parameter.dtype;
+        let dtype = self.config.precision.master();
         let expected = len * dtype.bytes();
         if bytes.len() != expected {
             return Err(Error::StateLength {
@@ -219,6 +347,7 @@ fn named(row: &Row, flat: Tensor<1>) -> (String, TensorData) {
 }
 
 fn piece(row: &Row, kind: StateKind, interval: Range<usize>, own: Tensor<1>) -> Result<StatePiece> {
+    let own_dtype = own.dtype();
     let data = own.try_into_data().map_err(|error| Error::Device {
         reason: error.to_string(),
     })?;
@@ -226,7 +355,7 @@ fn piece(row: &Row, kind: StateKind, interval: Range<usize>, own: Tensor<1>) -> 
         name: row.parameter.name.clone(),
         kind,
         shape: row.parameter.shape.clone(),
-        dtype: row.parameter.dtype,
+        dtype: element(own_dtype),
         interval,
         bytes: data.as_bytes().to_vec(),
     })

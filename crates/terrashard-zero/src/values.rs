@@ -1,86 +1,133 @@
-//! What one rank shares between its optimizer and the anchor operations in its graph: the parameters' values and the
-//! reducer.
+//! The parameters' values that one rank holds, in the type of the computation.
 
-use std::fmt;
-use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
+use std::ops::Range;
 
-use burn::backend::ops::FloatTensorOps;
-use burn::backend::{Dispatch, DispatchTensor};
-use burn::tensor::{Shape, Tensor};
+use burn::tensor::{Device, Tensor, TensorData};
 
-use crate::anchor::Port;
-use crate::reducer::Reducer;
-
-/// One parameter's value: flat, with the shape in which it enters the graph.
+/// A run of elements on the device or in host memory.
 #[derive(Clone, Debug)]
-pub(crate) struct Value {
-    pub(crate) flat: Tensor<1>,
-    pub(crate) shape: Vec<usize>,
+pub(crate) enum Resident {
+    Device(Tensor<1>),
+    Host(TensorData),
 }
 
-/// The values and the reducer of one rank.
-pub(crate) struct RankState {
-    values: RwLock<Vec<Value>>,
-    reducer: Mutex<Reducer>,
-}
-
-impl fmt::Debug for RankState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("RankState")
-    }
-}
-
-impl RankState {
-    pub(crate) fn new(values: Vec<Value>, reducer: Reducer) -> Self {
-        Self {
-            values: RwLock::new(values),
-            reducer: Mutex::new(reducer),
+impl Resident {
+    /// These elements as a tensor on `device`.
+    pub(crate) fn range(&self, range: Range<usize>, device: &Device) -> Tensor<1> {
+        match self {
+            Resident::Device(tensor) => tensor.clone().slice(range),
+            Resident::Host(data) => {
+                let size = data.dtype().size();
+                let bytes = data.as_bytes()[range.start * size..range.end * size].to_vec();
+                let part = TensorData::from_bytes_vec(bytes, [range.len()], data.dtype());
+                Tensor::from_data(part, (device, data.dtype()))
+            }
         }
     }
 
-    /// The reducer. Only the rank's own thread takes it, so a lock poisoned by a panic protects nothing.
-    pub(crate) fn reducer(&self) -> MutexGuard<'_, Reducer> {
-        self.reducer.lock().unwrap_or_else(PoisonError::into_inner)
+    /// All elements as a tensor on `device`.
+    pub(crate) fn into_tensor(self, device: &Device) -> Tensor<1> {
+        match self {
+            Resident::Device(tensor) => tensor,
+            Resident::Host(data) => {
+                let dtype = data.dtype();
+                Tensor::from_data(data, (device, dtype))
+            }
+        }
     }
 
-    /// The value of `row`, flat.
-    pub(crate) fn flat(&self, row: usize) -> Tensor<1> {
-        self.read()[row].flat.clone()
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            Resident::Device(tensor) => tensor.dims()[0] * tensor.dtype().size(),
+            Resident::Host(data) => data.as_bytes().len(),
+        }
     }
 
-    /// Replaces the value of `row`.
-    pub(crate) fn set(&self, row: usize, flat: Tensor<1>) {
-        self.values.write().unwrap_or_else(PoisonError::into_inner)[row].flat = flat;
-    }
-
-    /// The value of `row` in its shape.
-    pub(crate) fn shaped<const D: usize>(&self, row: usize) -> Tensor<D> {
-        Tensor::from_dispatch(self.value(row))
-    }
-
-    /// Bytes of parameters that this rank holds.
-    pub(crate) fn held_bytes(&self) -> usize {
-        let values = self.read();
-        values
-            .iter()
-            .map(|value| value.flat.dims()[0] * value.flat.dtype().size())
-            .sum()
-    }
-
-    fn read(&self) -> std::sync::RwLockReadGuard<'_, Vec<Value>> {
-        self.values.read().unwrap_or_else(PoisonError::into_inner)
+    fn device_bytes(&self) -> usize {
+        match self {
+            Resident::Device(_) => self.bytes(),
+            Resident::Host(_) => 0,
+        }
     }
 }
 
-impl Port for RankState {
-    fn value(&self, slot: usize) -> DispatchTensor {
-        let Value { flat, shape } = self.read()[slot].clone();
-        Dispatch::float_reshape(flat.into_dispatch(), Shape::from(shape))
+/// How one parameter is held.
+#[derive(Clone, Debug)]
+pub(crate) enum Held {
+    /// Whole, `[numel]`.
+    Whole(Tensor<1>),
+    /// A piece of its bucket's chunk, padded with zeros.
+    InChunk {
+        bucket: usize,
+        offset: usize,
+        len: usize,
+    },
+    /// This rank's shard of a parameter that is in no bucket, padded with zeros.
+    Shard(Resident),
+    /// Not at all: the parameter that it is tied to has the value.
+    Tied,
+}
+
+/// The values of one rank.
+#[derive(Debug)]
+pub(crate) struct Values {
+    /// For each row of the table.
+    pub(crate) rows: Vec<Held>,
+    /// For each bucket: this rank's chunk, where parameters are sharded.
+    pub(crate) chunks: Vec<Option<Resident>>,
+}
+
+impl Values {
+    /// The whole value of `row`, if it is held whole.
+    pub(crate) fn whole(&self, row: usize) -> Option<Tensor<1>> {
+        match &self.rows[row] {
+            Held::Whole(flat) => Some(flat.clone()),
+            _ => None,
+        }
     }
 
-    fn deliver(&self, slot: usize, gradient: DispatchTensor) {
-        let numel = self.read()[slot].flat.dims()[0];
-        let flat = Dispatch::float_reshape(gradient, Shape::from([numel]));
-        self.reducer().deliver(slot, Tensor::from_dispatch(flat));
+    /// This rank's shard of `row`, padded, on `device`; `None` where the row is held whole or tied.
+    pub(crate) fn shard(&self, row: usize, device: &Device) -> Option<Tensor<1>> {
+        match &self.rows[row] {
+            Held::Whole(_) | Held::Tied => None,
+            Held::InChunk {
+                bucket,
+                offset,
+                len,
+            } => {
+                let chunk = self.chunks[*bucket]
+                    .as_ref()
+                    .expect("a piece of a chunk is only recorded where its bucket has one");
+                Some(chunk.range(*offset..offset + len, device))
+            }
+            Held::Shard(resident) => {
+                let len = match resident {
+                    Resident::Device(tensor) => tensor.dims()[0],
+                    Resident::Host(data) => data.num_elements(),
+                };
+                Some(resident.range(0..len, device))
+            }
+        }
+    }
+
+    /// Bytes on the device and in host memory.
+    pub(crate) fn bytes(&self) -> (usize, usize) {
+        let rows = self.rows.iter().map(|held| match held {
+            Held::Whole(flat) => {
+                let bytes = flat.dims()[0] * flat.dtype().size();
+                (bytes, bytes)
+            }
+            Held::Shard(resident) => (resident.device_bytes(), resident.bytes()),
+            Held::InChunk { .. } | Held::Tied => (0, 0),
+        });
+        let chunks = self
+            .chunks
+            .iter()
+            .flatten()
+            .map(|resident| (resident.device_bytes(), resident.bytes()));
+        let (device, all) = rows
+            .chain(chunks)
+            .fold((0, 0), |sum, next| (sum.0 + next.0, sum.1 + next.1));
+        (device, all - device)
     }
 }

@@ -1,93 +1,85 @@
 //! One rank's sharded optimizer: it holds the parameters, lets a model's blocks enter the graph with them, reduces
 //! their gradients during backward and updates its shard.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
+use std::ops::Deref;
 use std::sync::Arc;
+use std::sync::mpsc;
+use std::thread;
 
-use burn::module::{Module, ParamId};
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::module::Module;
+use burn::tensor::{Device, Tensor, TensorData};
 use terrashard_collectives::{Communicator, Pending};
-use terrashard_layout::{LayoutConfig, ShardTable};
 
-use crate::adamw::{Moments, Update};
-use crate::anchor::{self, Port, Slot};
-use crate::config::{NonFinite, Reduction, ZeroConfig};
+use crate::config::{Precision, Reduction, ZeroConfig};
+use crate::decision::{Origin, Progress, StepOutcome};
 use crate::error::{Error, Result};
-use crate::packing::{pack_shard, pack_whole, unpack_whole, zeros};
-use crate::parameters::{Replace, declared, dtype, replaced};
-use crate::policy::{Extent, Policy};
-use crate::reducer::Reducer;
-use crate::setup::{Initial, compare_tables, initial_values, specs};
-use crate::values::{RankState, Value};
+use crate::packing::unpack_whole;
+use crate::parameters::dtype;
+use crate::policy::Extent;
+use crate::reading::read_f64;
+use crate::rule::Update;
+use crate::setup::Initial;
+use crate::sharded_parameters::{Core, ShardedParameters, Trained};
+use crate::update::BucketStates;
+use crate::values::{Held, Resident};
 
-/// Parameter gathers that may travel at once.
+/// Parameter gathers that may travel at once after an update.
 const IN_FLIGHT: usize = 2;
 
-/// What became of a step. Every rank has the same outcome.
-#[derive(Clone, Debug, PartialEq)]
-pub enum StepOutcome {
-    /// The parameters were updated.
-    Applied {
-        /// Global gradient norm before clipping.
-        norm: f64,
-        /// The scalars given to `step`, summed over ranks.
-        scalars: Vec<f64>,
-    },
-    /// A gradient was not finite and nothing changed ([`NonFinite::Skip`]).
-    Skipped {
-        /// Ranks whose shard held non-finite values.
-        ranks: usize,
-        /// The scalars given to `step`, summed over ranks.
-        scalars: Vec<f64>,
-    },
-}
-
-/// Bytes that this rank holds, counted on its tensors.
+/// Bytes that a rank holds, counted on its tensors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HeldBytes {
-    /// Parameter values.
+    /// Parameter values on the device.
     pub parameters: usize,
-    /// Gradients between micro-batches.
+    /// Gradients between micro-batches, on the device.
     pub gradients: usize,
-    /// AdamW's two moments.
+    /// Master weights where they are separate, moments and moving average, on the device.
     pub optimizer: usize,
+    /// Parameters and states in host memory.
+    pub host: usize,
+    /// Parameters gathered for a use at the moment.
+    pub gathered: usize,
 }
 
 /// One rank's part of a sharded optimizer.
 ///
 /// ```text
-/// let block = optimizer.enter(&model.block, &x);   // forward, block by block
-/// optimizer.backward(loss)?;                       // once for each micro-batch
-/// let outcome = optimizer.step(lr, &[])?;          // once for each optimizer step
+/// let y = optimizer.block(&model.block, vec![x], Recompute::Keep, |block, x, _| ...); // forward, block by block
+/// optimizer.backward(loss)?;                                                          // for each micro-batch
+/// let outcome = optimizer.step(lr, &[])?;                                             // for each optimizer step
 /// ```
 ///
 /// Each rank builds its own model and optimizer: burn's `Param` clones share one value and its graph one lock.
+#[derive(Debug)]
 pub struct ZeroOptimizer {
-    pub(crate) table: Arc<ShardTable>,
-    pub(crate) communicator: Arc<dyn Communicator>,
-    pub(crate) config: ZeroConfig,
-    pub(crate) policy: Policy,
-    pub(crate) state: Arc<RankState>,
-    pub(crate) device: Device,
-    token: Tensor<1>,
-    rows: HashMap<ParamId, usize>,
+    pub(crate) parameters: ShardedParameters,
     /// For each bucket.
-    pub(crate) moments: Vec<Moments>,
-    /// Optimizer steps applied.
-    pub(crate) steps: u64,
+    pub(crate) states: Vec<BucketStates>,
+    pub(crate) progress: Progress,
     /// Reduced gradients of the finished window and the number of its micro-batches.
     window: Option<(Vec<Tensor<1>>, usize)>,
+}
+
+/// The parameters: `enter`, `block`, `plain`, `table` and the like.
+impl Deref for ZeroOptimizer {
+    type Target = ShardedParameters;
+
+    fn deref(&self) -> &ShardedParameters {
+        &self.parameters
+    }
 }
 
 impl ZeroOptimizer {
     /// Lays out the parameters of `module`, fills this rank's values and compares tables with the other ranks.
     ///
-    /// The module's own parameters are read only for [`Initial::Module`]; otherwise nothing of it is initialised.
-    /// Collective: every rank calls it with an equal module and configuration.
+    /// The module's own parameters are read only for [`Initial::Module`]; otherwise nothing of it is initialised. One
+    /// parameter at a time is materialised whole, whatever the stage. Collective: every rank calls it with an equal
+    /// module and configuration.
     ///
     /// # Errors
-    /// [`Error::Setting`], [`Error::Stage`], [`Error::Layout`], [`Error::InitialLength`], [`Error::TableMismatch`],
-    /// [`Error::Collective`].
+    /// [`Error::Setting`], [`Error::Layout`], [`Error::InitialLength`], [`Error::TableMismatch`],
+    /// [`Error::HostMemory`], [`Error::Collective`].
     pub fn new<M: Module>(
         module: &M,
         config: ZeroConfig,
@@ -95,142 +87,21 @@ impl ZeroOptimizer {
         communicator: Arc<dyn Communicator>,
         device: &Device,
     ) -> Result<Self> {
-        config.validate()?;
-        let device = device.clone().inner();
-        let parameters = declared(module);
-        let table = Arc::new(ShardTable::new(
-            specs(&parameters, &config),
-            &LayoutConfig {
-                ranks: communicator.ranks(),
-                stage: config.stage,
-                persist_bytes: 0,
-                bucket_bytes: config.bucket_bytes,
-            },
-        )?);
-        compare_tables(&table, communicator.as_ref(), &device)?;
-        let element = dtype(config.dtype);
-        let first = initial_values(module, &parameters, &initial, element, &device)?;
-        let mut rows = HashMap::new();
-        let mut by_row: Vec<Option<Value>> = vec![None; table.rows().len()];
-        for (parameter, flat) in parameters.iter().zip(first) {
-            let row = table
-                .index(&parameter.name)
-                .expect("the table was built from these names");
-            let first = *rows.entry(parameter.id).or_insert(row);
-            // A tied parameter lives in the row that it is tied to.
-            let flat = if first == row {
-                flat
-            } else {
-                zeros(0, &device, element)
-            };
-            by_row[row] = Some(Value {
-                flat,
-                shape: parameter.shape.clone(),
-            });
-        }
-        let by_row: Vec<Value> = by_row
-            .into_iter()
-            .map(|value| value.expect("the table has a row for each declared parameter only"))
-            .collect();
-        let policy = Policy::of(config.stage);
-        let moments = table.buckets().iter().map(|bucket| {
-            let len = policy.extent.elements(bucket, table.ranks());
-            Moments {
-                m: zeros(len, &device, element),
-                v: zeros(len, &device, element),
-            }
-        });
-        let moments = moments.collect();
-        let reducer = Reducer::new(
-            table.clone(),
-            communicator.clone(),
-            policy,
-            device.clone(),
-            element,
-            config.accumulate,
-        );
-        let token = Tensor::<1>::zeros([1], (&device.clone().autodiff(), element)).require_grad();
-        let optimizer = Self {
-            state: Arc::new(RankState::new(by_row, reducer)),
-            table,
-            communicator,
-            config,
-            policy,
-            device,
-            token,
-            rows,
-            moments,
-            steps: 0,
-            window: None,
-        };
-        if matches!(initial, Initial::Module) {
-            optimizer.broadcast_values()?;
-        }
-        Ok(optimizer)
-    }
-
-    /// `module`, a part of the model this optimizer was built from, with its parameters entering the graph at the
-    /// depth of `anchor`, the activation that goes into the module.
-    ///
-    /// With an anchor outside autodiff, the parameters are plain. A module that does not belong to this optimizer is
-    /// returned as it is, and the next [`Self::backward`] or [`Self::step`] returns [`Error::ForeignParameter`].
-    pub fn enter<M: Module, const D: usize>(&self, module: &M, anchor: &Tensor<D>) -> M {
-        struct Enter<'a, const A: usize> {
-            optimizer: &'a ZeroOptimizer,
-            anchor: &'a Tensor<A>,
-        }
-        impl<const A: usize> Replace for Enter<'_, A> {
-            fn tensor<const D: usize>(
-                &mut self,
-                id: ParamId,
-                shape: &[usize],
-            ) -> Option<Tensor<D>> {
-                let state = &self.optimizer.state;
-                let Some(&row) = self.optimizer.rows.get(&id) else {
-                    state.reducer().fail(Error::ForeignParameter {
-                        shape: shape.to_vec(),
-                    });
-                    return None;
-                };
-                if !self.optimizer.table.rows()[row].parameter.trainable {
-                    return Some(state.shaped::<D>(row).autodiff());
-                }
-                state.reducer().entered(row);
-                let port: Arc<dyn Port> = state.clone();
-                Some(anchor::enter(
-                    self.anchor,
-                    &self.optimizer.token,
-                    Slot { port, index: row },
-                ))
-            }
-        }
-        if !anchor.device().is_autodiff() {
-            return self.plain(module);
-        }
-        replaced(
+        let progress = Progress::new(&config);
+        let (parameters, states) = ShardedParameters::with_states(
             module,
-            &mut Enter {
-                optimizer: self,
-                anchor,
-            },
-        )
-    }
-
-    /// `module` with its parameters as plain tensors, for testing and prediction.
-    ///
-    /// Parameters that do not belong to this optimizer stay the module's own.
-    pub fn plain<M: Module>(&self, module: &M) -> M {
-        struct Plain<'a>(&'a ZeroOptimizer);
-        impl Replace for Plain<'_> {
-            fn tensor<const D: usize>(
-                &mut self,
-                id: ParamId,
-                _shape: &[usize],
-            ) -> Option<Tensor<D>> {
-                self.0.rows.get(&id).map(|&row| self.0.state.shaped(row))
-            }
-        }
-        replaced(module, &mut Plain(self))
+            config,
+            initial,
+            communicator,
+            device,
+            Trained::Yes,
+        )?;
+        Ok(Self {
+            parameters,
+            states,
+            progress,
+            window: None,
+        })
     }
 
     /// Runs backward of one micro-batch and reduces its gradients on the way, as the stage says.
@@ -244,10 +115,17 @@ impl ZeroOptimizer {
     /// [`Error::MicroBatches`] if the step already has all its micro-batches, [`Error::Collective`],
     /// [`Error::ForeignParameter`].
     pub fn backward(&self, loss: Tensor<1>) -> Result<()> {
-        self.state.reducer().begin()?;
+        let core = &self.parameters.0;
+        core.gathers().settle()?;
+        core.reducer().begin()?;
+        let loss = match core.config.precision {
+            Precision::F16 => loss.mul_scalar(self.progress.loss_scale),
+            _ => loss,
+        };
         // The reducer is not locked here: burn's backward delivers gradients to it.
         drop(loss.backward());
-        self.state.reducer().finish()
+        core.gathers().settle()?;
+        core.reducer().finish()
     }
 
     /// Ends the window of micro-batches: clips by the global norm and updates the parameters with learning rate `lr`.
@@ -256,91 +134,96 @@ impl ZeroOptimizer {
     /// caller's own counts cost no collective. Collective.
     ///
     /// # Errors
-    /// [`Error::NonFinite`] under [`NonFinite::Abort`], [`Error::MicroBatches`] without a micro-batch before,
-    /// [`Error::Collective`], [`Error::Device`].
+    /// [`Error::NonFinite`] where [`ZeroConfig::nonfinite`] says so, [`Error::Unused`], [`Error::MicroBatches`]
+    /// without a micro-batch before, [`Error::Collective`], [`Error::Device`].
     pub fn step(&mut self, lr: f64, scalars: &[f64]) -> Result<StepOutcome> {
         let (gradients, micro_batches) = self.take_window()?;
-        let mean = match self.config.reduction {
+        let core = self.parameters.0.clone();
+        let mean = match core.config.reduction {
             Reduction::Sum => 1.0,
-            Reduction::Mean => 1.0 / (self.table.ranks() * micro_batches) as f64,
+            Reduction::Mean => 1.0 / (core.groups.world.ranks() * micro_batches) as f64,
         };
+        let factor = mean / self.progress.loss_scale;
         let squares = self.own_sum_of_squares(&gradients)?;
         let finite = squares.is_finite();
+        // Ranks that hold the same shards have the same squares, so one of them counts.
+        let counts = finite && core.groups.speaks();
         let mut message = vec![
-            if finite { squares } else { 0.0 },
+            if counts { squares } else { 0.0 },
             if finite { 0.0 } else { 1.0 },
         ];
         message.extend_from_slice(scalars);
-        let sums = self.sum_over_ranks(message)?;
-        let norm = sums[0].sqrt() * mean;
-        let failed = sums[1] as usize;
+        let sums = self.parameters.sum_over_ranks(message)?;
+        let norm = sums[0].sqrt() * factor;
+        let failed = sums[1] > 0.0;
         let scalars = sums[2..].to_vec();
-        if failed > 0 {
-            return match self.config.nonfinite {
-                NonFinite::Skip => Ok(StepOutcome::Skipped {
-                    ranks: failed,
+        if failed {
+            let origin = self.origin(&gradients)?;
+            let (skipped, scale) = (self.progress.skipped, self.progress.loss_scale);
+            let scaled = |scale| (core.config.precision == Precision::F16).then_some(scale);
+            return if self.progress.skips(&core.config) {
+                Ok(StepOutcome::Skipped {
+                    origin,
+                    in_a_row: self.progress.skipped,
+                    loss_scale: scaled(self.progress.loss_scale),
                     scalars,
-                }),
-                NonFinite::Abort => Err(Error::NonFinite {
-                    step: self.steps + 1,
-                    ranks: failed,
-                    parameter: self.first_non_finite(&gradients)?,
-                }),
+                })
+            } else {
+                Err(Error::NonFinite {
+                    step: self.progress.steps + 1,
+                    skipped,
+                    loss_scale: scaled(scale),
+                    origin,
+                })
             };
         }
-        let clip = self
+        core.reducer().forget_checks();
+        let clip = core
             .config
             .clip_norm
             .map_or(1.0, |clip| (clip / (norm + 1e-6)).min(1.0));
-        self.steps += 1;
-        self.update(gradients, lr, mean * clip)?;
-        Ok(StepOutcome::Applied { norm, scalars })
+        self.update(gradients, lr, factor * clip)?;
+        self.progress.applied(&core.config);
+        Ok(StepOutcome::Applied {
+            norm,
+            clip,
+            scalars,
+        })
     }
 
-    /// Sums a few numbers over the ranks, in double precision. Collective.
-    ///
-    /// # Errors
-    /// [`Error::Collective`], [`Error::Device`].
-    pub fn sum_over_ranks(&self, numbers: Vec<f64>) -> Result<Vec<f64>> {
-        let tensor = Tensor::<1>::from_data(
-            TensorData::from(numbers.as_slice()),
-            (&self.device, DType::F64),
-        );
-        read_f64(self.communicator.all_reduce(tensor)?.wait()?)
-    }
-
-    /// The table of all parameters.
-    pub fn table(&self) -> &ShardTable {
-        &self.table
+    /// The parameters without gradients and optimizer states: for test and prediction.
+    pub fn parameters(&self) -> &ShardedParameters {
+        &self.parameters
     }
 
     /// Optimizer steps applied so far.
     pub fn steps(&self) -> u64 {
-        self.steps
+        self.progress.steps
     }
 
-    /// The ranks' communicator.
-    pub fn communicator(&self) -> &Arc<dyn Communicator> {
-        &self.communicator
-    }
-
-    /// The plain device of parameters and states.
-    pub fn device(&self) -> &Device {
-        &self.device
+    /// How far training is: what a checkpoint keeps beside the tensors.
+    pub fn progress(&self) -> Progress {
+        self.progress
     }
 
     /// What this rank holds now.
     pub fn held_bytes(&self) -> HeldBytes {
-        let bytes = |tensor: &Tensor<1>| tensor.dims()[0] * tensor.dtype().size();
+        let core = &self.parameters.0;
+        let (parameters, parameters_host) = core.values().bytes();
+        let states = self.states.iter().map(BucketStates::bytes);
+        let (optimizer, host) = states.fold((0, 0), |sum, next| (sum.0 + next.0, sum.1 + next.1));
         HeldBytes {
-            parameters: self.state.held_bytes(),
-            gradients: self.state.reducer().held_bytes(),
-            optimizer: self
-                .moments
-                .iter()
-                .map(|moments| bytes(&moments.m) + bytes(&moments.v))
-                .sum(),
+            parameters,
+            gradients: core.reducer().held_bytes(),
+            optimizer,
+            host: host + parameters_host,
+            gathered: self.parameters.gathered_bytes(),
         }
+    }
+
+    /// The most bytes of gradient buffers that travelled at once since the last call.
+    pub fn take_buckets_peak(&self) -> usize {
+        self.parameters.0.reducer().take_travelling_peak()
     }
 
     /// The reduced gradients of the window in the stage's extent, taken from the reducer once.
@@ -352,16 +235,17 @@ impl ZeroOptimizer {
     fn take_window(&mut self) -> Result<(Vec<Tensor<1>>, usize)> {
         match self.window.take() {
             Some(window) => Ok(window),
-            None => self.state.reducer().take(),
+            None => self.parameters.0.reducer().take(),
         }
     }
 
     /// This rank's chunk of a tensor in the stage's extent.
     pub(crate) fn own_chunk(&self, bucket: usize, tensor: Tensor<1>) -> Tensor<1> {
-        let chunk = self.table.buckets()[bucket].chunk;
-        match self.policy.extent {
+        let core = &self.parameters.0;
+        let chunk = core.table.buckets()[bucket].chunk;
+        match core.policy.extent {
             Extent::Shard => tensor,
-            Extent::Whole => tensor.narrow(0, self.communicator.rank() * chunk, chunk),
+            Extent::Whole => tensor.narrow(0, core.groups.shards.rank() * chunk, chunk),
         }
     }
 
@@ -371,107 +255,221 @@ impl ZeroOptimizer {
         if gradients.is_empty() {
             return Ok(0.0);
         }
+        let master = dtype(self.parameters.0.config.precision.master());
         let sums = gradients.iter().enumerate().map(|(bucket, gradient)| {
-            let own = self.own_chunk(bucket, gradient.clone());
+            let own = self.own_chunk(bucket, gradient.clone()).cast(master);
             (own.clone() * own).sum()
         });
         let sums = read_f64(Tensor::cat(sums.collect(), 0))?;
         Ok(sums.iter().sum())
     }
 
-    /// The first parameter of this rank's shard with a non-finite gradient.
-    fn first_non_finite(&self, gradients: &[Tensor<1>]) -> Result<String> {
-        for (index, bucket) in self.table.buckets().iter().enumerate() {
+    /// Where a non-finite gradient came from. Collective: every rank knows that there is one.
+    fn origin(&self, gradients: &[Tensor<1>]) -> Result<Origin> {
+        let core = &self.parameters.0;
+        let micro_batch = core.reducer().first_non_finite()?;
+        let place = self.first_non_finite(gradients)?;
+        let number = |place: Option<usize>| place.map_or(-1.0, |place| place as f64);
+        let own = [number(micro_batch), number(place)];
+        let own = Tensor::<1>::from_data(TensorData::from(own), &core.device);
+        let all = read_f64(core.groups.world.all_gather(own)?.wait()?)?;
+        let rank = all.chunks(2).position(|rank| rank[0] >= 0.0);
+        let places = all
+            .chunks(2)
+            .map(|rank| rank[1])
+            .filter(|&place| place >= 0.0);
+        let place = places.fold(f64::INFINITY, f64::min);
+        let pieces = core
+            .table
+            .buckets()
+            .iter()
+            .flat_map(|bucket| &bucket.pieces);
+        let parameter = pieces.map(|piece| &core.table.rows()[piece.row].parameter.name);
+        let parameter = parameter
+            .enumerate()
+            .find(|(index, _)| *index as f64 == place);
+        Ok(Origin {
+            rank,
+            micro_batch: rank.map_or(0, |rank| all[2 * rank] as usize),
+            parameter: parameter.map_or_else(String::new, |(_, name)| name.clone()),
+        })
+    }
+
+    /// The first piece, counted over all buckets in the order of backward, that is not finite in this rank's shard.
+    fn first_non_finite(&self, gradients: &[Tensor<1>]) -> Result<Option<usize>> {
+        let mut before = 0;
+        for (index, bucket) in self.parameters.0.table.buckets().iter().enumerate() {
             let own = read_f64(self.own_chunk(index, gradients[index].clone()))?;
-            for piece in &bucket.pieces {
-                if own[piece.offset..piece.offset + piece.len]
-                    .iter()
-                    .any(|value| !value.is_finite())
-                {
-                    return Ok(self.table.rows()[piece.row].parameter.name.clone());
-                }
+            let finite = |piece: &terrashard_layout::Piece| {
+                let own = &own[piece.offset..piece.offset + piece.len];
+                own.iter().all(|value| value.is_finite())
+            };
+            if let Some(piece) = bucket.pieces.iter().position(|piece| !finite(piece)) {
+                return Ok(Some(before + piece));
             }
+            before += bucket.pieces.len();
         }
-        Ok("a parameter on another rank".into())
+        Ok(None)
     }
 
+    /// Updates every bucket. One thread updates while this one prepares the next bucket and lets the updated
+    /// parameters travel.
     fn update(&mut self, gradients: Vec<Tensor<1>>, lr: f64, gradient_factor: f64) -> Result<()> {
-        let table = self.table.clone();
-        let rank = self.communicator.rank();
-        let mut in_flight: VecDeque<(usize, Pending)> = VecDeque::new();
-        for (index, (bucket, gradient)) in table.buckets().iter().zip(gradients).enumerate() {
-            let flats = bucket
-                .pieces
-                .iter()
-                .map(|piece| self.state.flat(piece.row))
-                .collect();
-            let parameter = match self.policy.extent {
-                Extent::Whole => pack_whole(&table, bucket, flats),
-                Extent::Shard => pack_shard(&table, bucket, rank, flats),
-            };
-            let group = self.config.group(bucket.group);
-            let update = Update {
-                rule: self.config.adamw,
-                lr: lr * group.lr_factor,
-                weight_decay: group.weight_decay,
-                step: self.steps,
-                gradient_factor,
-            };
-            let (parameter, moments) =
-                update.apply(parameter, gradient, self.moments[index].clone());
-            self.moments[index] = moments;
-            match self.policy.extent {
-                Extent::Whole => self.store(index, parameter),
-                Extent::Shard => {
-                    in_flight.push_back((index, self.communicator.all_gather(parameter)?));
-                    self.store_gathered(&mut in_flight, IN_FLIGHT)?;
+        let core = self.parameters.0.clone();
+        let config = &core.config;
+        let step = self.progress.steps + 1;
+        let states = std::mem::take(&mut self.states);
+        let mut gathers = Gathers {
+            optimizer: self,
+            in_flight: VecDeque::new(),
+        };
+        let jobs = states.into_iter().zip(gradients).enumerate();
+        let jobs = jobs.map(|(index, (states, gradient))| {
+            let bucket = &core.table.buckets()[index];
+            let group = config.group(bucket.group);
+            Job {
+                bucket: index,
+                parameter: to_update(&core, index, &states),
+                states,
+                gradient,
+                update: Update {
+                    rule: config.optimizer,
+                    lr: lr * group.lr_factor,
+                    weight_decay: group.weight_decay,
+                    step,
+                    gradient_factor,
+                    ema: config.ema,
+                    compute: config.precision.compute(),
+                },
+            }
+        });
+        if !config.overlap || core.table.buckets().len() < 2 {
+            for job in jobs {
+                gathers.finish(job.run())?;
+            }
+            return gathers.settle(0);
+        }
+        thread::scope(|scope| {
+            let (to_do, work) = mpsc::sync_channel::<Job>(1);
+            let (done, results) = mpsc::channel();
+            scope.spawn(move || {
+                for job in work {
+                    // Nobody listens after a failure.
+                    if done.send(job.run()).is_err() {
+                        return;
+                    }
+                }
+            });
+            for job in jobs {
+                while let Ok(updated) = results.try_recv() {
+                    gathers.finish(updated)?;
+                }
+                if to_do.send(job).is_err() {
+                    break;
                 }
             }
-        }
-        self.store_gathered(&mut in_flight, 0)
+            drop(to_do);
+            for updated in results {
+                gathers.finish(updated)?;
+            }
+            gathers.settle(0)
+        })
     }
 
-    fn store_gathered(
-        &self,
-        in_flight: &mut VecDeque<(usize, Pending)>,
-        limit: usize,
-    ) -> Result<()> {
-        while in_flight.len() > limit
-            && let Some((bucket, pending)) = in_flight.pop_front()
-        {
-            self.store(bucket, pending.wait()?);
-        }
-        Ok(())
-    }
-
-    /// Makes a bucket's buffer `[ranks * chunk]` the values of its parameters.
+    /// Makes a bucket's buffer `[ranks * chunk]` the values of its parameters, all held whole.
     pub(crate) fn store(&self, bucket: usize, buffer: Tensor<1>) {
-        let bucket = &self.table.buckets()[bucket];
-        let flats = unpack_whole(&self.table, bucket, buffer);
+        let core = &self.parameters.0;
+        let bucket = &core.table.buckets()[bucket];
+        let flats = unpack_whole(&core.table, bucket, buffer);
+        let mut values = core.values_mut();
         for (piece, flat) in bucket.pieces.iter().zip(flats) {
-            self.state.set(piece.row, flat);
+            values.rows[piece.row] = Held::Whole(flat);
         }
-    }
-
-    fn broadcast_values(&self) -> Result<()> {
-        for row in 0..self.table.rows().len() {
-            let value = self
-                .communicator
-                .broadcast(self.state.flat(row), 0)?
-                .wait()?;
-            self.state.set(row, value);
-        }
-        Ok(())
     }
 }
 
-/// A tensor's values as doubles.
-pub(crate) fn read_f64(tensor: Tensor<1>) -> Result<Vec<f64>> {
-    let data = tensor.try_into_data_as::<f64>();
-    let data = data.map_err(|error| Error::Device {
-        reason: error.to_string(),
-    })?;
-    data.try_to_vec::<f64>().map_err(|error| Error::Device {
-        reason: format!("{error:?}"),
-    })
+/// One bucket's update.
+struct Job {
+    bucket: usize,
+    states: BucketStates,
+    parameter: Option<Resident>,
+    gradient: Tensor<1>,
+    update: Update,
+}
+
+/// A bucket after its update: its parameters in the stage's extent.
+struct Updated {
+    bucket: usize,
+    states: BucketStates,
+    parameter: Resident,
+}
+
+impl Job {
+    fn run(self) -> Updated {
+        let Self {
+            bucket,
+            mut states,
+            parameter,
+            gradient,
+            update,
+        } = self;
+        let parameter = states.update(&update, parameter, gradient);
+        Updated {
+            bucket,
+            states,
+            parameter,
+        }
+    }
+}
+
+/// The parameters that a bucket's update works on: its chunk is taken out of the values, whole parameters are packed.
+/// None where the master weights are all separate.
+fn to_update(core: &Core, index: usize, states: &BucketStates) -> Option<Resident> {
+    let chunk = core.values_mut().chunks[index].take();
+    if chunk.is_some() || states.has_all_masters() {
+        return chunk;
+    }
+    Some(Resident::Device(core.bucket_parameter(index)))
+}
+
+/// Puts updated buckets back and gathers whole parameters.
+struct Gathers<'a> {
+    optimizer: &'a mut ZeroOptimizer,
+    in_flight: VecDeque<(usize, Pending)>,
+}
+
+impl Gathers<'_> {
+    fn finish(&mut self, updated: Updated) -> Result<()> {
+        let core = self.optimizer.parameters.0.clone();
+        let Updated {
+            bucket,
+            states,
+            parameter,
+        } = updated;
+        // Buckets come back in order.
+        self.optimizer.states.push(states);
+        if core.sharded_bucket(bucket) {
+            core.values_mut().chunks[bucket] = Some(parameter);
+            return Ok(());
+        }
+        let parameter = parameter.into_tensor(&core.device);
+        match core.policy.extent {
+            Extent::Whole => self.optimizer.store(bucket, parameter),
+            Extent::Shard => {
+                let pending = core.groups.shards.all_gather(parameter)?;
+                self.in_flight.push_back((bucket, pending));
+                self.settle(if core.config.overlap { IN_FLIGHT } else { 0 })?;
+            }
+        }
+        Ok(())
+    }
+
+    fn settle(&mut self, limit: usize) -> Result<()> {
+        while self.in_flight.len() > limit
+            && let Some((bucket, pending)) = self.in_flight.pop_front()
+        {
+            self.optimizer.store(bucket, pending.wait()?);
+        }
+        Ok(())
+    }
 }

@@ -11,7 +11,9 @@ use terrashard_data::{Batch as Samples, Loader, LoaderOptions};
 use terrashard_layout::ShardTable;
 use terrashard_models::{Losses, Normalizers, S2s2Net, Scope, Targets, initial_value};
 use terrashard_ops::{Labels, Mode, Pass, SumOverRanks};
-use terrashard_zero::{AdamW, Initial, NonFinite, StepOutcome, ZeroConfig, ZeroOptimizer};
+use terrashard_zero::{
+    AdamW, Initial, NonFinite, Optimizer, StepOutcome, ZeroConfig, ZeroOptimizer,
+};
 
 use super::{Plan, saving};
 use crate::error::{Error, Result};
@@ -137,7 +139,7 @@ impl<'a> Rank<'a> {
         self.count_held();
         let lr = learning_rate(&self.plan.config.train, step);
         let (grad_norm, sums, skipped) = match self.optimizer.step(lr, &sums.0)? {
-            StepOutcome::Applied { norm, scalars } => (norm, scalars, false),
+            StepOutcome::Applied { norm, scalars, .. } => (norm, scalars, false),
             StepOutcome::Skipped { scalars, .. } => (0.0, scalars, true),
         };
         let loss = sums[0];
@@ -251,10 +253,10 @@ fn zero_config(plan: &Plan<'_>) -> ZeroConfig {
         stage: zero.stage,
         bucket_bytes: zero.bucket_bytes,
         accumulate: plan.batch.accumulate,
-        adamw: AdamW {
+        optimizer: Optimizer::AdamW(AdamW {
             weight_decay: train.weight_decay,
             ..AdamW::default()
-        },
+        }),
         clip_norm: train.clip_norm,
         nonfinite: NonFinite::Abort,
         ..ZeroConfig::default()

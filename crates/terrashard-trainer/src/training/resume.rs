@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use terrashard_checkpoint::{Checkpoint, Kind, in_force};
 use terrashard_models::S2s2Net;
-use terrashard_zero::{StateKind, ZeroOptimizer};
+use terrashard_zero::{Progress, StateKind, ZeroOptimizer};
 
 use super::same_training::{Difference, difference};
 use super::saving::kind;
@@ -88,7 +88,11 @@ impl Start {
                 .read(name, kind(of), interval)
                 .map_err(Into::into)
         };
-        optimizer.load(checkpoint.state().step, &read)?;
+        let progress = Progress {
+            steps: checkpoint.state().step,
+            ..optimizer.progress()
+        };
+        optimizer.load(progress, &read)?;
         load_buffers(model, |name, length| {
             Ok(checkpoint.read(name, Kind::Buffer, 0..length)?)
         })

@@ -48,6 +48,7 @@ pub(super) fn kind(kind: StateKind) -> Kind {
         StateKind::Parameter => Kind::Parameter,
         StateKind::Momentum => Kind::M,
         StateKind::Variance => Kind::V,
+        StateKind::Ema => Kind::Ema,
     }
 }
 

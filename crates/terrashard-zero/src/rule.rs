@@ -1,0 +1,272 @@
+//! The update of a flat piece of parameters: AdamW or SGD, and the moving average of the weights.
+
+use burn::tensor::{DType, Element, Tensor, TensorData};
+use terrashard_layout::ElementType;
+
+use crate::config::{AdamW, Optimizer, Sgd};
+use crate::host::{
+    self, AdamWUpdate, Average, ComputeCopy, Gradient, MomentSlices, Piece, SgdUpdate,
+};
+use crate::parameters;
+
+/// The states of a flat piece of parameters, as tensors on the device or as data in host memory.
+#[derive(Clone, Debug)]
+pub(crate) struct Part<X> {
+    /// Master weights, where they are not the parameters themselves.
+    pub(crate) master: Option<X>,
+    /// AdamW's first moment or SGD's momentum.
+    pub(crate) m: Option<X>,
+    /// AdamW's second moment.
+    pub(crate) v: Option<X>,
+    /// Moving average of the weights.
+    pub(crate) ema: Option<X>,
+}
+
+impl<X> Default for Part<X> {
+    fn default() -> Self {
+        Self {
+            master: None,
+            m: None,
+            v: None,
+            ema: None,
+        }
+    }
+}
+
+impl<X> Part<X> {
+    /// The part with each state mapped.
+    pub(crate) fn map<Y>(self, mut f: impl FnMut(X) -> Y) -> Part<Y> {
+        Part {
+            master: self.master.map(&mut f),
+            m: self.m.map(&mut f),
+            v: self.v.map(&mut f),
+            ema: self.ema.map(&mut f),
+        }
+    }
+
+    /// The states that are there.
+    pub(crate) fn states(&self) -> impl Iterator<Item = &X> {
+        [&self.master, &self.m, &self.v, &self.ema]
+            .into_iter()
+            .flatten()
+    }
+}
+
+/// The numbers of one update.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Update {
+    pub(crate) rule: Optimizer,
+    /// Learning rate of the group.
+    pub(crate) lr: f64,
+    /// Weight decay of the group.
+    pub(crate) weight_decay: f64,
+    /// The step being taken, counted from 1: for the bias corrections.
+    pub(crate) step: u64,
+    /// Factor on the gradient: clipping, averaging and unscaling.
+    pub(crate) gradient_factor: f64,
+    /// Decay of the moving average.
+    pub(crate) ema: Option<f64>,
+    /// Element type of the parameters' copy for the computation.
+    pub(crate) compute: ElementType,
+}
+
+impl Update {
+    /// Updates a part in host memory and returns the parameters in the type of the computation.
+    ///
+    /// `parameter` is updated in place where the part has no master weights of its own. Element-wise only, so the
+    /// result of an element does not depend on how the buckets are cut: that makes stages equal bit by bit. Padding,
+    /// where everything is zero, stays zero.
+    pub(crate) fn in_host_memory(
+        &self,
+        part: &mut Part<TensorData>,
+        parameter: Option<TensorData>,
+        gradient: &TensorData,
+    ) -> TensorData {
+        let separate = part.master.is_some();
+        let mut weights = part
+            .master
+            .take()
+            .or(parameter)
+            .expect("a part without master weights comes with its parameters");
+        let copy = match weights.dtype() {
+            DType::F64 => self.host_update::<f64>(part, &mut weights, gradient, separate),
+            _ => self.host_update::<f32>(part, &mut weights, gradient, separate),
+        };
+        match copy {
+            None => weights,
+            Some(copy) => {
+                part.master = Some(weights);
+                copy
+            }
+        }
+    }
+
+    /// Updates `weights`; the copy for the computation comes back if it is not the weights themselves.
+    fn host_update<T: host::Element + Element>(
+        &self,
+        part: &mut Part<TensorData>,
+        weights: &mut TensorData,
+        gradient: &TensorData,
+        separate: bool,
+    ) -> Option<TensorData> {
+        let len = weights.num_elements();
+        let mut copy = separate.then(|| {
+            let dtype = parameters::dtype(self.compute);
+            TensorData::full_dtype([len], 0.0, dtype)
+        });
+        let piece = Piece {
+            master: elements_mut::<T>(weights),
+            gradient: match gradient.dtype() {
+                DType::BF16 => Gradient::Bf16(elements(gradient)),
+                DType::F16 => Gradient::F16(elements(gradient)),
+                _ => Gradient::Full(elements(gradient)),
+            },
+            copy: match &mut copy {
+                None => ComputeCopy::None,
+                Some(copy) => match copy.dtype() {
+                    DType::BF16 => ComputeCopy::Bf16(elements_mut(copy)),
+                    DType::F16 => ComputeCopy::F16(elements_mut(copy)),
+                    _ => ComputeCopy::Full(elements_mut(copy)),
+                },
+            },
+            average: match (self.ema, &mut part.ema) {
+                (Some(decay), Some(ema)) => Some(Average {
+                    values: elements_mut(ema),
+                    decay,
+                }),
+                _ => None,
+            },
+        };
+        match self.rule {
+            Optimizer::AdamW(rule) => {
+                let update = AdamWUpdate {
+                    beta1: rule.beta1,
+                    beta2: rule.beta2,
+                    epsilon: rule.epsilon,
+                    lr: self.lr,
+                    weight_decay: self.weight_decay,
+                    step: self.step,
+                    gradient_factor: self.gradient_factor,
+                };
+                let (Some(m), Some(v)) = (&mut part.m, &mut part.v) else {
+                    unreachable!("AdamW has two moments")
+                };
+                let (m, v) = (elements_mut(m), elements_mut(v));
+                update.apply::<T>(piece, MomentSlices { m, v });
+            }
+            Optimizer::Sgd(rule) => {
+                let update = SgdUpdate {
+                    lr: self.lr,
+                    momentum: rule.momentum,
+                    weight_decay: self.weight_decay,
+                    nesterov: rule.nesterov,
+                    gradient_factor: self.gradient_factor,
+                };
+                update.apply::<T>(piece, part.m.as_mut().map(elements_mut));
+            }
+        }
+        copy
+    }
+
+    /// The same on the device, by operations on tensors.
+    ///
+    /// # Shapes
+    /// All `[n]`.
+    pub(crate) fn on_device(
+        &self,
+        part: &mut Part<Tensor<1>>,
+        parameter: Option<Tensor<1>>,
+        gradient: Tensor<1>,
+    ) -> Tensor<1> {
+        let separate = part.master.is_some();
+        let weights = part
+            .master
+            .take()
+            .or(parameter)
+            .expect("a part without master weights comes with its parameters");
+        let gradient = gradient.cast(weights.dtype());
+        let gradient = match self.gradient_factor {
+            1.0 => gradient,
+            factor => gradient.mul_scalar(factor),
+        };
+        let weights = match self.rule {
+            Optimizer::AdamW(rule) => self.adamw(rule, part, weights, gradient),
+            Optimizer::Sgd(rule) => self.sgd(rule, part, weights, gradient),
+        };
+        if let (Some(decay), Some(ema)) = (self.ema, part.ema.take()) {
+            part.ema = Some(ema.mul_scalar(decay) + weights.clone().mul_scalar(1.0 - decay));
+        }
+        let copy = weights.clone().cast(parameters::dtype(self.compute));
+        if separate {
+            part.master = Some(weights);
+        }
+        copy
+    }
+
+    fn adamw(
+        &self,
+        rule: AdamW,
+        part: &mut Part<Tensor<1>>,
+        weights: Tensor<1>,
+        gradient: Tensor<1>,
+    ) -> Tensor<1> {
+        let AdamW {
+            beta1,
+            beta2,
+            epsilon,
+            ..
+        } = rule;
+        let moment = |state: &mut Option<Tensor<1>>| state.take().expect("AdamW has two moments");
+        let (m, v) = (moment(&mut part.m), moment(&mut part.v));
+        let step = i32::try_from(self.step).unwrap_or(i32::MAX);
+        let correction1 = 1.0 - beta1.powi(step);
+        let correction2 = 1.0 - beta2.powi(step);
+        let m = m.mul_scalar(beta1) + gradient.clone().mul_scalar(1.0 - beta1);
+        let v = v.mul_scalar(beta2) + (gradient.clone() * gradient).mul_scalar(1.0 - beta2);
+        let denominator = v
+            .clone()
+            .sqrt()
+            .div_scalar(correction2.sqrt())
+            .add_scalar(epsilon);
+        let direction = (m.clone() / denominator).mul_scalar(self.lr / correction1);
+        part.m = Some(m);
+        part.v = Some(v);
+        weights.mul_scalar(1.0 - self.lr * self.weight_decay) - direction
+    }
+
+    fn sgd(
+        &self,
+        rule: Sgd,
+        part: &mut Part<Tensor<1>>,
+        weights: Tensor<1>,
+        gradient: Tensor<1>,
+    ) -> Tensor<1> {
+        let gradient = match self.weight_decay {
+            0.0 => gradient,
+            decay => gradient + weights.clone().mul_scalar(decay),
+        };
+        let direction = match part.m.take() {
+            None => gradient,
+            Some(sum) => {
+                let sum = sum.mul_scalar(rule.momentum) + gradient.clone();
+                part.m = Some(sum.clone());
+                if rule.nesterov {
+                    gradient + sum.mul_scalar(rule.momentum)
+                } else {
+                    sum
+                }
+            }
+        };
+        weights - direction.mul_scalar(self.lr)
+    }
+}
+
+fn elements<T: Element>(data: &TensorData) -> &[T] {
+    data.as_slice()
+        .expect("the element type was chosen by the data's own")
+}
+
+fn elements_mut<T: Element>(data: &mut TensorData) -> &mut [T] {
+    data.as_mut_slice()
+        .expect("the element type was chosen by the data's own")
+}

@@ -1,0 +1,605 @@
+//! The parameters of one rank, and how a model's blocks get them.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::{Dispatch, DispatchTensor};
+use burn::module::{Module, ParamId};
+use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
+use terrashard_collectives::Communicator;
+use terrashard_layout::{LayoutConfig, ShardTable};
+
+use crate::anchor::{self, Between, Port, Slot};
+use crate::config::ZeroConfig;
+use crate::error::{Error, Result};
+use crate::gather::{Direction, Gathered, Gathers, Lease};
+use crate::groups::RankGroups;
+use crate::packing::zeros;
+use crate::parameters::{Replace, declared, dtype, replaced};
+use crate::policy::Policy;
+use crate::reading::read_f64;
+use crate::reducer::Reducer;
+use crate::segment::{self, KeepInputs, MAX_INPUTS, Rerun};
+use crate::setup::{
+    Initial, Placement, Source, compare_host_memory, compare_tables, initial_values, specs,
+};
+use crate::update::BucketStates;
+use crate::values::Values;
+
+/// Whether a block keeps its activations for backward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recompute {
+    /// It keeps them.
+    Keep,
+    /// It keeps its inputs and runs again in backward.
+    Recompute,
+    /// It keeps its inputs in host memory and runs again in backward.
+    Offload,
+}
+
+/// Which run of a block it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Round {
+    /// The forward pass.
+    First,
+    /// The repetition in backward. It must give the same output; side effects of the first run must not happen again.
+    Again,
+}
+
+/// One rank's parameters: whole at stages 0 to 2, sharded at stage 3.
+///
+/// Part of a [`crate::ZeroOptimizer`], and by itself what test and prediction need: the values without gradients and
+/// optimizer states. Clones are handles to the same parameters.
+#[derive(Clone, Debug)]
+pub struct ShardedParameters(pub(crate) Arc<Core>);
+
+/// Whether parameters come with the states of their update.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Trained {
+    Yes,
+    No,
+}
+
+/// What the optimizer, the graph's operations and recomputed blocks of one rank share.
+pub(crate) struct Core {
+    pub(crate) table: Arc<ShardTable>,
+    pub(crate) config: ZeroConfig,
+    pub(crate) policy: Policy,
+    pub(crate) groups: RankGroups,
+    pub(crate) device: Device,
+    rows: HashMap<ParamId, usize>,
+    values: RwLock<Values>,
+    reducer: Mutex<Reducer>,
+    gathers: Mutex<Gathers>,
+    gathered: Arc<Gathered>,
+}
+
+impl fmt::Debug for Core {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ShardedParameters")
+    }
+}
+
+impl ShardedParameters {
+    /// Lays out the parameters of `module` and fills this rank's values. See [`crate::ZeroOptimizer::new`].
+    ///
+    /// # Errors
+    /// Those of [`crate::ZeroOptimizer::new`].
+    pub fn new<M: Module>(
+        module: &M,
+        config: ZeroConfig,
+        initial: Initial<'_>,
+        communicator: Arc<dyn Communicator>,
+        device: &Device,
+    ) -> Result<Self> {
+        Ok(Self::with_states(module, config, initial, communicator, device, Trained::No)?.0)
+    }
+
+    /// The parameters and, in the same pass over the initial values, the states of the update.
+    pub(crate) fn with_states<M: Module>(
+        module: &M,
+        config: ZeroConfig,
+        initial: Initial<'_>,
+        communicator: Arc<dyn Communicator>,
+        device: &Device,
+        trained: Trained,
+    ) -> Result<(Self, Vec<BucketStates>)> {
+        config.validate(communicator.ranks())?;
+        let device = device.clone().inner();
+        let groups = RankGroups::new(communicator, &config)?;
+        let parameters = declared(module);
+        let table = Arc::new(ShardTable::new(
+            specs(&parameters, &config),
+            &LayoutConfig {
+                ranks: groups.shards.ranks(),
+                stage: config.stage,
+                persist_bytes: config.persist_bytes,
+                bucket_bytes: config.bucket_bytes,
+            },
+        )?);
+        compare_tables(&table, groups.world.as_ref(), &device)?;
+        let mut rows = HashMap::new();
+        for parameter in &parameters {
+            let row = table
+                .index(&parameter.name)
+                .expect("the table was built from these names");
+            // A tied parameter lives in the row that it is tied to.
+            rows.entry(parameter.id).or_insert(row);
+        }
+        let placement = Placement {
+            table: &table,
+            config: &config,
+            groups: &groups,
+            device: &device,
+        };
+        let mut states = match trained {
+            Trained::No => Vec::new(),
+            Trained::Yes => {
+                compare_host_memory(placement)?;
+                let buckets = table.buckets().iter();
+                buckets
+                    .map(|bucket| BucketStates::zeros(&table, bucket, &config, &device))
+                    .collect()
+            }
+        };
+        let values = initial_values(
+            &mut Source::new(module, &parameters, &initial, placement),
+            &mut states,
+        )?;
+        let reducer = Reducer::new(table.clone(), groups.clone(), device.clone(), &config);
+        let ahead = if config.overlap { config.prefetch } else { 0 };
+        let gathers = Gathers::new(table.clone(), groups.shards.clone(), ahead);
+        let core = Core {
+            policy: Policy::of(config.stage),
+            table,
+            config,
+            groups,
+            device,
+            rows,
+            values: RwLock::new(values),
+            reducer: Mutex::new(reducer),
+            gathered: gathers.counter().clone(),
+            gathers: Mutex::new(gathers),
+        };
+        Ok((Self(Arc::new(core)), states))
+    }
+
+    /// Declares the model's blocks in forward order, each by the names of its parameters, so that stage 3 can gather
+    /// [`ZeroConfig::prefetch`] blocks ahead. Blocks that are not declared are gathered when they are used.
+    ///
+    /// # Errors
+    /// [`Error::UnknownParameter`].
+    pub fn declare_blocks(&self, blocks: &[Vec<String>]) -> Result<()> {
+        let table = &self.0.table;
+        let rows = blocks.iter().map(|names| {
+            let rows = names.iter().map(|name| {
+                let index = table
+                    .index(name)
+                    .ok_or_else(|| Error::UnknownParameter { name: name.clone() })?;
+                let owner = table.rows()[index].parameter.tied_to.as_deref();
+                Ok(owner.and_then(|owner| table.index(owner)).unwrap_or(index))
+            });
+            let mut rows = self.0.sharded(rows.collect::<Result<Vec<_>>>()?);
+            rows.dedup();
+            Ok(rows)
+        });
+        let rows = rows.collect::<Result<_>>()?;
+        self.0.gathers().declare(rows);
+        Ok(())
+    }
+
+    /// `module`, a part of the model, with its parameters entering the graph at the depth of `anchor`, the activation
+    /// that goes into the module. At stage 3 they are gathered here, let go with the returned module, and gathered
+    /// again in backward (collective).
+    ///
+    /// With an anchor outside autodiff, the parameters are plain. A module that does not belong to the model is
+    /// returned as it is. Such a failure, and one of a gather, is returned by the next [`Self::check`],
+    /// [`crate::ZeroOptimizer::backward`] or [`crate::ZeroOptimizer::step`].
+    pub fn enter<M: Module, const D: usize>(&self, module: &M, anchor: &Tensor<D>) -> M {
+        if !anchor.device().is_autodiff() {
+            return self.plain(module);
+        }
+        let (module, lease) = self
+            .0
+            .enter(module, anchor, &self.0.token(), Entry::Counted);
+        lease.release();
+        module
+    }
+
+    /// Runs a block of the model: `forward` on `module` with its parameters and `inputs`. With [`Recompute::Recompute`]
+    /// and [`Recompute::Offload`] the graph keeps the inputs only, and `forward` runs again in backward; it may capture
+    /// plain values, but no tensor of a graph. The parameters enter at the depth of the last input. Collective at
+    /// stage 3.
+    ///
+    /// # Shapes
+    /// 1 to 4 inputs of any shape.
+    ///
+    /// # Panics
+    /// With no input or more than 4.
+    pub fn block<M, const D: usize, const E: usize, F>(
+        &self,
+        module: &M,
+        inputs: Vec<Tensor<D>>,
+        recompute: Recompute,
+        forward: F,
+    ) -> Tensor<E>
+    where
+        M: Module + Sync + 'static,
+        F: Fn(&M, Vec<Tensor<D>>, Round) -> Tensor<E> + Send + Sync + 'static,
+    {
+        let count = inputs.len();
+        assert!(
+            (1..=MAX_INPUTS).contains(&count),
+            "a block has 1 to {MAX_INPUTS} inputs, got {count}"
+        );
+        if !inputs.iter().any(|input| input.device().is_autodiff()) {
+            let lease = self.0.lease(module);
+            let module = self.0.plain_with(module, &lease);
+            let output = forward(&module, inputs, Round::First);
+            drop(module);
+            lease.release();
+            return output;
+        }
+        let inputs: Vec<_> = inputs.into_iter().map(Tensor::autodiff).collect();
+        let keep = match recompute {
+            Recompute::Keep => {
+                let anchor = &inputs[count - 1];
+                let (module, lease) = self
+                    .0
+                    .enter(module, anchor, &self.0.token(), Entry::Counted);
+                let output = forward(&module, inputs, Round::First);
+                drop(module);
+                lease.release();
+                return output;
+            }
+            Recompute::Recompute => KeepInputs::Device,
+            Recompute::Offload => KeepInputs::Host,
+        };
+        for row in self.0.trainable(module) {
+            self.0.reducer().entered(row);
+        }
+        let run = BlockRun::<M, F, D, E> {
+            core: self.0.clone(),
+            module: module.clone(),
+            forward,
+        };
+        segment::segment(&inputs, &self.0.token(), Arc::new(run), keep)
+    }
+
+    /// `module` with its parameters as plain tensors, for testing and prediction. Collective at stage 3, where all of
+    /// `module` is gathered at once: use [`Self::block`] or [`Self::enter`] to gather block by block.
+    ///
+    /// Parameters that do not belong to the model stay the module's own.
+    pub fn plain<M: Module>(&self, module: &M) -> M {
+        let lease = self.0.lease(module);
+        let plain = self.0.plain_with(module, &lease);
+        lease.release();
+        plain
+    }
+
+    /// The first failure inside a forward pass, which could not return it.
+    ///
+    /// # Errors
+    /// [`Error::ForeignParameter`], [`Error::Collective`].
+    pub fn check(&self) -> Result<()> {
+        let settled = self.0.gathers().settle();
+        self.0.reducer().take_failure()?;
+        settled
+    }
+
+    /// The table of all parameters.
+    pub fn table(&self) -> &ShardTable {
+        &self.0.table
+    }
+
+    /// The communicator of all ranks.
+    pub fn communicator(&self) -> &Arc<dyn Communicator> {
+        &self.0.groups.world
+    }
+
+    /// The group in which shards live and the one over which they are replicated: with hybrid sharding they differ
+    /// from all ranks.
+    pub fn groups(&self) -> &RankGroups {
+        &self.0.groups
+    }
+
+    /// The plain device of the parameters.
+    pub fn device(&self) -> &Device {
+        &self.0.device
+    }
+
+    /// Sums a few numbers over the ranks, in double precision. Collective.
+    ///
+    /// # Errors
+    /// [`Error::Collective`], [`Error::Device`].
+    pub fn sum_over_ranks(&self, numbers: Vec<f64>) -> Result<Vec<f64>> {
+        let tensor = Tensor::<1>::from_data(
+            TensorData::from(numbers.as_slice()),
+            (&self.0.device, DType::F64),
+        );
+        read_f64(self.0.groups.world.all_reduce(tensor)?.wait()?)
+    }
+
+    /// Bytes of gathered parameters in use now: 0 between steps.
+    pub fn gathered_bytes(&self) -> usize {
+        self.0.gathered.now()
+    }
+
+    /// The most gathered bytes at once since the last call.
+    pub fn take_gathered_peak(&self) -> usize {
+        self.0.gathered.take_peak()
+    }
+}
+
+/// A block that can run again.
+struct BlockRun<M, F, const D: usize, const E: usize> {
+    core: Arc<Core>,
+    module: M,
+    forward: F,
+}
+
+impl<M, F, const D: usize, const E: usize> fmt::Debug for BlockRun<M, F, D, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("BlockRun")
+    }
+}
+
+impl<M, F, const D: usize, const E: usize> Rerun for BlockRun<M, F, D, E>
+where
+    M: Module + Sync + 'static,
+    F: Fn(&M, Vec<Tensor<D>>, Round) -> Tensor<E> + Send + Sync + 'static,
+{
+    fn first(&self, inputs: Vec<DispatchTensor>) -> DispatchTensor {
+        let Self {
+            core,
+            module,
+            forward,
+        } = self;
+        let lease = core.lease(module);
+        let plain = core.plain_with(module, &lease);
+        let inputs = inputs.into_iter().map(Tensor::from_dispatch).collect();
+        let output = forward(&plain, inputs, Round::First);
+        drop(plain);
+        lease.release();
+        output.into_dispatch()
+    }
+
+    fn again(
+        &self,
+        inputs: Vec<DispatchTensor>,
+        wanted: &[bool],
+        gradient: DispatchTensor,
+    ) -> Vec<Option<DispatchTensor>> {
+        let Self {
+            core,
+            module,
+            forward,
+        } = self;
+        let track = |(input, &wanted): (DispatchTensor, &bool)| {
+            let input = Tensor::<D>::from_dispatch(input).autodiff();
+            if wanted { input.require_grad() } else { input }
+        };
+        let inputs: Vec<_> = inputs.into_iter().zip(wanted).map(track).collect();
+        let rows = core.trainable(module);
+        let expected = core.reducer().outstanding(&rows);
+        // The graph outside is locked while its backward runs, so this one shares no tensor with it.
+        let token = core.token();
+        let anchor = &inputs[inputs.len() - 1];
+        let (entered, lease) = core.enter(module, anchor, &token, Entry::Repeated);
+        let output = forward(&entered, inputs.clone(), Round::Again);
+        drop(entered);
+        let mut gradients = segment::backward_from(output, gradient);
+        core.reducer().settle(&rows, &expected);
+        lease.release();
+        let gradient = |(input, &wanted): (&Tensor<D>, &bool)| {
+            let gradient = wanted.then(|| input.grad_remove(&mut gradients)).flatten();
+            gradient.map(Tensor::into_dispatch)
+        };
+        inputs.iter().zip(wanted).map(gradient).collect()
+    }
+}
+
+/// Whether entering a parameter announces a gradient.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Entry {
+    /// It does.
+    Counted,
+    /// It was announced when the block first ran.
+    Repeated,
+}
+
+impl Core {
+    pub(crate) fn values(&self) -> std::sync::RwLockReadGuard<'_, Values> {
+        self.values.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn values_mut(&self) -> std::sync::RwLockWriteGuard<'_, Values> {
+        self.values.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The reducer. Only the rank's own thread takes it, so a lock poisoned by a panic protects nothing.
+    pub(crate) fn reducer(&self) -> MutexGuard<'_, Reducer> {
+        self.reducer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn gathers(&self) -> MutexGuard<'_, Gathers> {
+        self.gathers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A tensor that is always tracked, so that parameters are part of the graph even where their anchor is not.
+    fn token(&self) -> Tensor<1> {
+        let element = dtype(self.config.precision.compute());
+        Tensor::zeros([1], (&self.device.clone().autodiff(), element)).require_grad()
+    }
+
+    /// Those of `rows` that have to be gathered, sorted.
+    fn sharded(&self, mut rows: Vec<usize>) -> Vec<usize> {
+        let all = self.table.rows();
+        rows.retain(|&row| !self.table.keeps_whole(&all[row]) && all[row].numel() > 0);
+        rows.sort_unstable();
+        rows
+    }
+
+    /// The rows of a module's parameters, one for each use.
+    fn rows_of<M: Module>(&self, module: &M) -> Vec<usize> {
+        declared(module)
+            .iter()
+            .filter_map(|parameter| self.rows.get(&parameter.id).copied())
+            .collect()
+    }
+
+    /// The trainable rows of a module's parameters, one for each use.
+    fn trainable<M: Module>(&self, module: &M) -> Vec<usize> {
+        let mut rows = self.rows_of(module);
+        rows.retain(|&row| self.table.rows()[row].parameter.trainable);
+        rows
+    }
+
+    /// An empty lease of the parameters that a use of `module` gathers.
+    fn lease<M: Module>(&self, module: &M) -> Arc<Lease> {
+        let rows = if self.config.stage.shards_parameters() {
+            self.sharded(self.rows_of(module))
+        } else {
+            Vec::new()
+        };
+        Arc::new(Lease::new(&rows))
+    }
+
+    /// Gathers what a lease is for. A failure is kept for the end of the pass.
+    fn fill(&self, lease: &Lease, direction: Direction) {
+        if lease.rows().is_empty() {
+            return;
+        }
+        let shard = |row| {
+            self.values()
+                .shard(row, &self.device)
+                .expect("leased rows are sharded")
+        };
+        let gathered = self.gathers().gather(lease.rows(), direction, &shard);
+        match gathered {
+            Ok((values, hold)) => lease.fill(values, hold),
+            Err(error) => self.reducer().fail(error),
+        }
+    }
+
+    /// The flat value of `row`: held, leased, or zeros after a failed gather.
+    fn flat(&self, row: usize, lease: &Lease) -> Tensor<1> {
+        let whole = self.values().whole(row);
+        whole.or_else(|| lease.take(row)).unwrap_or_else(|| {
+            let element = dtype(self.config.precision.compute());
+            zeros(self.table.rows()[row].numel(), &self.device, element)
+        })
+    }
+
+    fn shaped(&self, row: usize, lease: &Lease) -> DispatchTensor {
+        let shape = self.table.rows()[row].parameter.shape.clone();
+        Dispatch::float_reshape(self.flat(row, lease).into_dispatch(), Shape::from(shape))
+    }
+
+    fn plain_with<M: Module>(&self, module: &M, lease: &Lease) -> M {
+        struct Plain<'a>(&'a Core, &'a Lease);
+        impl Replace for Plain<'_> {
+            fn tensor<const D: usize>(
+                &mut self,
+                id: ParamId,
+                _shape: &[usize],
+            ) -> Option<Tensor<D>> {
+                let row = *self.0.rows.get(&id)?;
+                Some(Tensor::from_dispatch(self.0.shaped(row, self.1)))
+            }
+        }
+        self.fill(lease, Direction::Forward);
+        replaced(module, &mut Plain(self, lease))
+    }
+
+    fn enter<M: Module, const D: usize>(
+        self: &Arc<Self>,
+        module: &M,
+        anchor: &Tensor<D>,
+        token: &Tensor<1>,
+        entry: Entry,
+    ) -> (M, Arc<Lease>) {
+        struct Enter<'a, const A: usize> {
+            core: &'a Arc<Core>,
+            anchor: &'a Tensor<A>,
+            token: &'a Tensor<1>,
+            lease: Arc<Lease>,
+            entry: Entry,
+        }
+        impl<const A: usize> Replace for Enter<'_, A> {
+            fn tensor<const D: usize>(
+                &mut self,
+                id: ParamId,
+                shape: &[usize],
+            ) -> Option<Tensor<D>> {
+                let core = self.core;
+                let Some(&row) = core.rows.get(&id) else {
+                    core.reducer().fail(Error::ForeignParameter {
+                        shape: shape.to_vec(),
+                    });
+                    return None;
+                };
+                let parameter = &core.table.rows()[row].parameter;
+                if !parameter.trainable {
+                    let value = core.shaped(row, &self.lease);
+                    return Some(Tensor::<D>::from_dispatch(value).autodiff());
+                }
+                if self.entry == Entry::Counted {
+                    core.reducer().entered(row);
+                }
+                let between = match self.entry {
+                    Entry::Counted if self.lease.contains(row) => Between::MadeAgain,
+                    _ => Between::Kept,
+                };
+                self.lease.owe();
+                let port: Arc<dyn Port> = core.clone();
+                let slot = Slot {
+                    port,
+                    index: row,
+                    lease: self.lease.clone(),
+                    between,
+                };
+                Some(anchor::enter(self.anchor, self.token, slot))
+            }
+        }
+        let lease = self.lease(module);
+        let direction = match entry {
+            Entry::Counted => Direction::Forward,
+            Entry::Repeated => Direction::Backward,
+        };
+        self.fill(&lease, direction);
+        let mut enter = Enter {
+            core: self,
+            anchor,
+            token,
+            lease: lease.clone(),
+            entry,
+        };
+        (replaced(module, &mut enter), lease)
+    }
+
+    /// Whether the parameters of a bucket are held as shards.
+    pub(crate) fn sharded_bucket(&self, bucket: usize) -> bool {
+        let pieces = &self.table.buckets()[bucket].pieces;
+        let row = &self.table.rows()[pieces[0].row];
+        !self.table.keeps_whole(row)
+    }
+}
+
+impl Port for Core {
+    fn value(&self, slot: usize, lease: &Lease) -> DispatchTensor {
+        if lease.contains(slot) && !lease.holds(slot) {
+            self.fill(lease, Direction::Backward);
+        }
+        self.shaped(slot, lease)
+    }
+
+    fn deliver(&self, slot: usize, lease: &Lease, gradient: DispatchTensor) {
+        lease.pay();
+        let numel = self.table.rows()[slot].numel();
+        let flat = Dispatch::float_reshape(gradient, Shape::from([numel]));
+        self.reducer().deliver(slot, Tensor::from_dispatch(flat));
+    }
+}

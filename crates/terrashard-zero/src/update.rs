@@ -1,0 +1,299 @@
+//! The optimizer's states of one bucket, on the device and in host memory, and their update.
+//!
+//! Offloaded states are updated in host memory. On a device that is host memory itself, everything is: the tensors'
+//! buffers are taken, updated in place and given back, so that offloading changes where the states are and not a bit
+//! of the result.
+
+use burn::tensor::{Device, Tensor, TensorData};
+use terrashard_layout::{Bucket, ShardTable};
+
+use crate::config::{Offload, Optimizer, ZeroConfig};
+use crate::error::{Error, Result};
+use crate::packing::zeros;
+use crate::parameters::dtype;
+use crate::policy::Policy;
+use crate::rule::{Part, Update};
+use crate::state::StateKind;
+use crate::values::Resident;
+
+/// The states of one bucket in the stage's extent: elements `..split` in host memory, the others on the device.
+#[derive(Debug)]
+pub(crate) struct BucketStates {
+    split: usize,
+    len: usize,
+    host: Part<TensorData>,
+    on_device: Part<Tensor<1>>,
+    device: Device,
+}
+
+impl BucketStates {
+    /// Zeros for `bucket`.
+    pub(crate) fn zeros(
+        table: &ShardTable,
+        bucket: &Bucket,
+        config: &ZeroConfig,
+        device: &Device,
+    ) -> Self {
+        let len = Policy::of(config.stage)
+            .extent
+            .elements(bucket, table.ranks());
+        let split = offloaded(len, config);
+        let element = dtype(config.precision.master());
+        let host = |len| TensorData::full_dtype([len], 0.0, element);
+        let tensor = |len| zeros(len, device, element);
+        Self {
+            split,
+            len,
+            host: part(config, split, config.offload == Offload::Optimizer, host),
+            on_device: part(config, len - split, false, tensor),
+            device: device.clone(),
+        }
+    }
+
+    /// Whether some of the master weights are not the parameters themselves.
+    pub(crate) fn has_masters(&self) -> bool {
+        self.host.master.is_some() || self.on_device.master.is_some()
+    }
+
+    /// Whether all master weights are separate from the parameters.
+    pub(crate) fn has_all_masters(&self) -> bool {
+        (self.host.master.is_some() || self.split == 0)
+            && (self.on_device.master.is_some() || self.split == self.len)
+    }
+
+    /// Fills master weights from `weights`, `[len]` in their type.
+    pub(crate) fn set_masters(&mut self, weights: Tensor<1>) {
+        if let Some(master) = &mut self.host.master {
+            *master = weights.clone().slice(0..self.split).into_data();
+        }
+        if let Some(master) = &mut self.on_device.master {
+            *master = weights.slice(self.split..self.len);
+        }
+    }
+
+    /// One state, `[len]` in the type of the master weights; `parameter` is this bucket's parameters, for the elements
+    /// whose master weights they are. `None` if the rule does not have the state.
+    pub(crate) fn state(
+        &self,
+        kind: StateKind,
+        parameter: impl FnOnce() -> Tensor<1>,
+    ) -> Option<Tensor<1>> {
+        let host = select(&self.host, kind).as_ref();
+        let on_device = select(&self.on_device, kind).as_ref();
+        let element = |data: &TensorData| data.dtype();
+        let lift =
+            |data: &TensorData| Tensor::from_data(data.clone(), (&self.device, element(data)));
+        let host = host.map(lift);
+        let on_device = on_device.cloned();
+        if kind != StateKind::Parameter {
+            // Parts without elements have no states.
+            return match (host, on_device) {
+                (Some(host), Some(on_device)) => Some(Tensor::cat(vec![host, on_device], 0)),
+                (host, on_device) => host.or(on_device),
+            };
+        }
+        let parts = if self.has_all_masters() {
+            [host, on_device]
+        } else {
+            let parameter = parameter();
+            let cut = |range: std::ops::Range<usize>| {
+                (!range.is_empty()).then(|| parameter.clone().slice(range))
+            };
+            [
+                host.or_else(|| cut(0..self.split)),
+                on_device.or_else(|| cut(self.split..self.len)),
+            ]
+        };
+        let mut parts: Vec<_> = parts.into_iter().flatten().collect();
+        match parts.len() {
+            1 => parts.pop(),
+            _ => Some(Tensor::cat(parts, 0)),
+        }
+    }
+
+    /// Replaces one state by `[len]` elements in the type of the master weights. Not for parameters.
+    pub(crate) fn set(&mut self, kind: StateKind, values: Tensor<1>) {
+        if let Some(state) = select_mut(&mut self.host, kind) {
+            *state = values.clone().slice(0..self.split).into_data();
+        }
+        if let Some(state) = select_mut(&mut self.on_device, kind) {
+            *state = values.slice(self.split..self.len);
+        }
+    }
+
+    /// Bytes on the device and in host memory.
+    pub(crate) fn bytes(&self) -> (usize, usize) {
+        let tensor = |tensor: &Tensor<1>| tensor.dims()[0] * tensor.dtype().size();
+        let device = self.on_device.states().map(tensor).sum();
+        let host = self.host.states().map(|data| data.as_bytes().len()).sum();
+        (device, host)
+    }
+
+    /// Updates the states and returns the parameters in the type of the computation, where `parameter` was.
+    ///
+    /// # Shapes
+    /// All `[len]`. `parameter` may be left out where all master weights are separate.
+    pub(crate) fn update(
+        &mut self,
+        update: &Update,
+        parameter: Option<Resident>,
+        gradient: Tensor<1>,
+    ) -> Resident {
+        let in_host = matches!(parameter, Some(Resident::Host(_)));
+        let parameter = parameter.map(|resident| resident.into_tensor(&self.device));
+        let updated = if self.split == self.len {
+            let value = self.update_host(update, parameter, gradient);
+            return match in_host {
+                true => Resident::Host(value),
+                false => Resident::Device(Resident::Host(value).into_tensor(&self.device)),
+            };
+        } else if self.split == 0 {
+            self.update_device(update, parameter, gradient)
+        } else {
+            let (first, second) = cut(parameter, self.split, self.len);
+            let (host_gradient, device_gradient) = cut(Some(gradient), self.split, self.len);
+            let gradients = host_gradient.zip(device_gradient);
+            let (host_gradient, device_gradient) = gradients.expect("there was a gradient to cut");
+            let host = self.update_host(update, first, host_gradient);
+            let host = Resident::Host(host).into_tensor(&self.device);
+            let on_device = self.update_device(update, second, device_gradient);
+            Tensor::cat(vec![host, on_device], 0)
+        };
+        match in_host {
+            true => Resident::Host(updated.into_data()),
+            false => Resident::Device(updated),
+        }
+    }
+
+    fn update_host(
+        &mut self,
+        update: &Update,
+        parameter: Option<Tensor<1>>,
+        gradient: Tensor<1>,
+    ) -> TensorData {
+        let parameter = parameter.map(Tensor::into_data);
+        update.in_host_memory(&mut self.host, parameter, &gradient.into_data())
+    }
+
+    fn update_device(
+        &mut self,
+        update: &Update,
+        parameter: Option<Tensor<1>>,
+        gradient: Tensor<1>,
+    ) -> Tensor<1> {
+        if self.device != Device::flex() {
+            return update.on_device(&mut self.on_device, parameter, gradient);
+        }
+        let mut part = std::mem::take(&mut self.on_device).map(Tensor::into_data);
+        let parameter = parameter.map(Tensor::into_data);
+        let updated = update.in_host_memory(&mut part, parameter, &gradient.into_data());
+        let lift = |data: TensorData| Resident::Host(data).into_tensor(&self.device);
+        self.on_device = part.map(lift);
+        lift(updated)
+    }
+}
+
+/// How many of `len` elements' states are in host memory.
+fn offloaded(len: usize, config: &ZeroConfig) -> usize {
+    match config.offload {
+        Offload::None => 0,
+        Offload::Optimizer | Offload::Parameters => {
+            ((len as f64 * config.offload_fraction).round() as usize).min(len)
+        }
+    }
+}
+
+/// The states of `len` elements, none for none.
+fn part<X>(config: &ZeroConfig, len: usize, apart: bool, zeros: impl Fn(usize) -> X) -> Part<X> {
+    if len == 0 {
+        return Part::default();
+    }
+    let state = |there: bool| there.then(|| zeros(len));
+    let (m, v) = match config.optimizer {
+        Optimizer::AdamW(_) => (true, true),
+        Optimizer::Sgd(rule) => (rule.momentum > 0.0, false),
+    };
+    Part {
+        master: state(apart || config.precision.is_mixed()),
+        m: state(m),
+        v: state(v),
+        ema: state(config.ema.is_some()),
+    }
+}
+
+fn select<X>(part: &Part<X>, kind: StateKind) -> &Option<X> {
+    match kind {
+        StateKind::Parameter => &part.master,
+        StateKind::Momentum => &part.m,
+        StateKind::Variance => &part.v,
+        StateKind::Ema => &part.ema,
+    }
+}
+
+fn select_mut<X>(part: &mut Part<X>, kind: StateKind) -> &mut Option<X> {
+    match kind {
+        StateKind::Parameter => &mut part.master,
+        StateKind::Momentum => &mut part.m,
+        StateKind::Variance => &mut part.v,
+        StateKind::Ema => &mut part.ema,
+    }
+}
+
+fn cut(tensor: Option<Tensor<1>>, at: usize, len: usize) -> (Option<Tensor<1>>, Option<Tensor<1>>) {
+    match tensor {
+        None => (None, None),
+        Some(tensor) => (
+            Some(tensor.clone().slice(0..at)),
+            Some(tensor.slice(at..len)),
+        ),
+    }
+}
+
+/// Bytes of states in host memory that this rank will hold.
+pub(crate) fn host_bytes(table: &ShardTable, config: &ZeroConfig) -> usize {
+    let policy = Policy::of(config.stage);
+    let master = config.precision.master().bytes();
+    let states = |bucket: &Bucket| {
+        let len = policy.extent.elements(bucket, table.ranks());
+        let split = offloaded(len, config);
+        let part = part(config, split, config.offload == Offload::Optimizer, |len| {
+            len * master
+        });
+        let parameters = match config.offload {
+            Offload::Parameters => len * config.precision.compute().bytes(),
+            Offload::None | Offload::Optimizer => 0,
+        };
+        part.states().sum::<usize>() + parameters
+    };
+    table.buckets().iter().map(states).sum()
+}
+
+/// Refuses to start where the ranks of one host need more host memory together than it has.
+///
+/// `ranks`: for each rank a number that identifies its host, the bytes that it needs and those that its host has.
+///
+/// # Errors
+/// [`Error::HostMemory`].
+pub(crate) fn check_host_memory(ranks: &[(u64, u64, u64)]) -> Result<()> {
+    for &(host, _, available) in ranks {
+        let needed = ranks
+            .iter()
+            .filter(|other| other.0 == host)
+            .map(|other| other.1)
+            .sum();
+        if needed > available {
+            return Err(Error::HostMemory { needed, available });
+        }
+    }
+    Ok(())
+}
+
+/// Bytes of host memory that can be had without swapping; `None` where the system does not say.
+pub(crate) fn available_host_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib * 1024)
+}
