@@ -12,6 +12,7 @@
 //! shard table alone; a rank holds what [`terrashard_layout::Stage`] says and no more between steps.
 
 mod anchor;
+mod block;
 mod config;
 mod decision;
 mod error;
@@ -19,6 +20,7 @@ mod gather;
 mod groups;
 pub mod host;
 mod packing;
+mod parameter_group;
 mod parameters;
 mod policy;
 mod reading;
@@ -32,17 +34,19 @@ mod update;
 mod values;
 mod zero_optimizer;
 
+pub use block::{Recompute, Round};
 pub use config::{
-    AdamW, LossScale, NonFinite, Offload, Optimizer, ParameterGroup, Precision, ReduceDtype,
-    Reduction, Select, Sgd, Unused, ZeroConfig,
+    AdamW, LossScale, NonFinite, Offload, Optimizer, Precision, ReduceDtype, Reduction, Sgd,
+    Unused, ZeroConfig,
 };
 pub use decision::{Origin, Progress, StepOutcome};
 pub use error::{Error, Result};
 pub use groups::RankGroups;
+pub use parameter_group::{ParameterGroup, Select};
 pub use parameters::{Declared, declared};
 pub use segment::MAX_INPUTS;
 pub use setup::Initial;
-pub use sharded_parameters::{Recompute, Round, ShardedParameters};
+pub use sharded_parameters::ShardedParameters;
 pub use state::{ReadState, StateKind, StatePiece};
 pub use zero_optimizer::{HeldBytes, ZeroOptimizer};
 

@@ -21,32 +21,11 @@ use crate::parameters::{Replace, declared, dtype, replaced};
 use crate::policy::Policy;
 use crate::reading::read_f64;
 use crate::reducer::Reducer;
-use crate::segment::{self, KeepInputs, MAX_INPUTS, Rerun};
 use crate::setup::{
     Initial, Placement, Source, compare_host_memory, compare_tables, initial_values, specs,
 };
 use crate::update::BucketStates;
 use crate::values::Values;
-
-/// Whether a block keeps its activations for backward.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Recompute {
-    /// It keeps them.
-    Keep,
-    /// It keeps its inputs and runs again in backward.
-    Recompute,
-    /// It keeps its inputs in host memory and runs again in backward.
-    Offload,
-}
-
-/// Which run of a block it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Round {
-    /// The forward pass.
-    First,
-    /// The repetition in backward. It must give the same output; side effects of the first run must not happen again.
-    Again,
-}
 
 /// One rank's parameters: whole at stages 0 to 2, sharded at stage 3.
 ///
@@ -208,66 +187,6 @@ impl ShardedParameters {
         module
     }
 
-    /// Runs a block of the model: `forward` on `module` with its parameters and `inputs`. With [`Recompute::Recompute`]
-    /// and [`Recompute::Offload`] the graph keeps the inputs only, and `forward` runs again in backward; it may capture
-    /// plain values, but no tensor of a graph. The parameters enter at the depth of the last input. Collective at
-    /// stage 3.
-    ///
-    /// # Shapes
-    /// 1 to 4 inputs of any shape.
-    ///
-    /// # Panics
-    /// With no input or more than 4.
-    pub fn block<M, const D: usize, const E: usize, F>(
-        &self,
-        module: &M,
-        inputs: Vec<Tensor<D>>,
-        recompute: Recompute,
-        forward: F,
-    ) -> Tensor<E>
-    where
-        M: Module + Sync + 'static,
-        F: Fn(&M, Vec<Tensor<D>>, Round) -> Tensor<E> + Send + Sync + 'static,
-    {
-        let count = inputs.len();
-        assert!(
-            (1..=MAX_INPUTS).contains(&count),
-            "a block has 1 to {MAX_INPUTS} inputs, got {count}"
-        );
-        if !inputs.iter().any(|input| input.device().is_autodiff()) {
-            let lease = self.0.lease(module);
-            let module = self.0.plain_with(module, &lease);
-            let output = forward(&module, inputs, Round::First);
-            drop(module);
-            lease.release();
-            return output;
-        }
-        let inputs: Vec<_> = inputs.into_iter().map(Tensor::autodiff).collect();
-        let keep = match recompute {
-            Recompute::Keep => {
-                let anchor = &inputs[count - 1];
-                let (module, lease) = self
-                    .0
-                    .enter(module, anchor, &self.0.token(), Entry::Counted);
-                let output = forward(&module, inputs, Round::First);
-                drop(module);
-                lease.release();
-                return output;
-            }
-            Recompute::Recompute => KeepInputs::Device,
-            Recompute::Offload => KeepInputs::Host,
-        };
-        for row in self.0.trainable(module) {
-            self.0.reducer().entered(row);
-        }
-        let run = BlockRun::<M, F, D, E> {
-            core: self.0.clone(),
-            module: module.clone(),
-            forward,
-        };
-        segment::segment(&inputs, &self.0.token(), Arc::new(run), keep)
-    }
-
     /// `module` with its parameters as plain tensors, for testing and prediction. Collective at stage 3, where all of
     /// `module` is gathered at once: use [`Self::block`] or [`Self::enter`] to gather block by block.
     ///
@@ -333,77 +252,9 @@ impl ShardedParameters {
     }
 }
 
-/// A block that can run again.
-struct BlockRun<M, F, const D: usize, const E: usize> {
-    core: Arc<Core>,
-    module: M,
-    forward: F,
-}
-
-impl<M, F, const D: usize, const E: usize> fmt::Debug for BlockRun<M, F, D, E> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("BlockRun")
-    }
-}
-
-impl<M, F, const D: usize, const E: usize> Rerun for BlockRun<M, F, D, E>
-where
-    M: Module + Sync + 'static,
-    F: Fn(&M, Vec<Tensor<D>>, Round) -> Tensor<E> + Send + Sync + 'static,
-{
-    fn first(&self, inputs: Vec<DispatchTensor>) -> DispatchTensor {
-        let Self {
-            core,
-            module,
-            forward,
-        } = self;
-        let lease = core.lease(module);
-        let plain = core.plain_with(module, &lease);
-        let inputs = inputs.into_iter().map(Tensor::from_dispatch).collect();
-        let output = forward(&plain, inputs, Round::First);
-        drop(plain);
-        lease.release();
-        output.into_dispatch()
-    }
-
-    fn again(
-        &self,
-        inputs: Vec<DispatchTensor>,
-        wanted: &[bool],
-        gradient: DispatchTensor,
-    ) -> Vec<Option<DispatchTensor>> {
-        let Self {
-            core,
-            module,
-            forward,
-        } = self;
-        let track = |(input, &wanted): (DispatchTensor, &bool)| {
-            let input = Tensor::<D>::from_dispatch(input).autodiff();
-            if wanted { input.require_grad() } else { input }
-        };
-        let inputs: Vec<_> = inputs.into_iter().zip(wanted).map(track).collect();
-        let rows = core.trainable(module);
-        let expected = core.reducer().outstanding(&rows);
-        // The graph outside is locked while its backward runs, so this one shares no tensor with it.
-        let token = core.token();
-        let anchor = &inputs[inputs.len() - 1];
-        let (entered, lease) = core.enter(module, anchor, &token, Entry::Repeated);
-        let output = forward(&entered, inputs.clone(), Round::Again);
-        drop(entered);
-        let mut gradients = segment::backward_from(output, gradient);
-        core.reducer().settle(&rows, &expected);
-        lease.release();
-        let gradient = |(input, &wanted): (&Tensor<D>, &bool)| {
-            let gradient = wanted.then(|| input.grad_remove(&mut gradients)).flatten();
-            gradient.map(Tensor::into_dispatch)
-        };
-        inputs.iter().zip(wanted).map(gradient).collect()
-    }
-}
-
 /// Whether entering a parameter announces a gradient.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Entry {
+pub(crate) enum Entry {
     /// It does.
     Counted,
     /// It was announced when the block first ran.
@@ -429,7 +280,7 @@ impl Core {
     }
 
     /// A tensor that is always tracked, so that parameters are part of the graph even where their anchor is not.
-    fn token(&self) -> Tensor<1> {
+    pub(crate) fn token(&self) -> Tensor<1> {
         let element = dtype(self.config.precision.compute());
         Tensor::zeros([1], (&self.device.clone().autodiff(), element)).require_grad()
     }
@@ -451,14 +302,14 @@ impl Core {
     }
 
     /// The trainable rows of a module's parameters, one for each use.
-    fn trainable<M: Module>(&self, module: &M) -> Vec<usize> {
+    pub(crate) fn trainable<M: Module>(&self, module: &M) -> Vec<usize> {
         let mut rows = self.rows_of(module);
         rows.retain(|&row| self.table.rows()[row].parameter.trainable);
         rows
     }
 
     /// An empty lease of the parameters that a use of `module` gathers.
-    fn lease<M: Module>(&self, module: &M) -> Arc<Lease> {
+    pub(crate) fn lease<M: Module>(&self, module: &M) -> Arc<Lease> {
         let rows = if self.config.stage.shards_parameters() {
             self.sharded(self.rows_of(module))
         } else {
@@ -498,7 +349,7 @@ impl Core {
         Dispatch::float_reshape(self.flat(row, lease).into_dispatch(), Shape::from(shape))
     }
 
-    fn plain_with<M: Module>(&self, module: &M, lease: &Lease) -> M {
+    pub(crate) fn plain_with<M: Module>(&self, module: &M, lease: &Lease) -> M {
         struct Plain<'a>(&'a Core, &'a Lease);
         impl Replace for Plain<'_> {
             fn tensor<const D: usize>(
@@ -514,7 +365,7 @@ impl Core {
         replaced(module, &mut Plain(self, lease))
     }
 
-    fn enter<M: Module, const D: usize>(
+    pub(crate) fn enter<M: Module, const D: usize>(
         self: &Arc<Self>,
         module: &M,
         anchor: &Tensor<D>,
