@@ -80,6 +80,49 @@ pub trait Communicator: Send + Sync + Debug {
     fn traffic(&self) -> Traffic;
 }
 
+/// Groups that come from a split are communicators of any kind.
+impl Communicator for Arc<dyn Communicator> {
+    fn rank(&self) -> usize {
+        (**self).rank()
+    }
+
+    fn ranks(&self) -> usize {
+        (**self).ranks()
+    }
+
+    fn all_reduce(&self, input: Tensor<1>) -> Result<Pending> {
+        (**self).all_reduce(input)
+    }
+
+    fn reduce_scatter(&self, input: Tensor<1>) -> Result<Pending> {
+        (**self).reduce_scatter(input)
+    }
+
+    fn all_gather(&self, input: Tensor<1>) -> Result<Pending> {
+        (**self).all_gather(input)
+    }
+
+    fn broadcast(&self, input: Tensor<1>, root: usize) -> Result<Pending> {
+        (**self).broadcast(input, root)
+    }
+
+    fn barrier(&self) -> Result<()> {
+        (**self).barrier()
+    }
+
+    fn split(&self, color: usize) -> Result<Arc<dyn Communicator>> {
+        (**self).split(color)
+    }
+
+    fn abort(&self, reason: &str) {
+        (**self).abort(reason);
+    }
+
+    fn traffic(&self) -> Traffic {
+        (**self).traffic()
+    }
+}
+
 /// A collective operation on its way. It owns the buffers; the result is there once it is waited for.
 ///
 /// Dropping it gives up the result of this rank alone.

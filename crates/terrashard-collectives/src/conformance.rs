@@ -9,8 +9,9 @@ mod groups;
 use burn::tensor::{DType, Device, Tensor};
 use half::{bf16, f16};
 
+use crate::scramble::scramble;
 use crate::{Communicator, Pending, Result};
-pub use groups::{interleaving, splits};
+pub use groups::{interleaving, progress, splits};
 
 /// Elements per rank that are tried: none, one, odd ones, and one beyond what a transport may do in one piece.
 const SIZES: [usize; 5] = [0, 1, 3, 35, 66_001];
@@ -29,7 +30,8 @@ pub fn run(comm: &dyn Communicator, device: &Device) -> Result<()> {
     }
     traffic(comm, device)?;
     splits(comm, device)?;
-    interleaving(comm, device)
+    interleaving(comm, device)?;
+    progress(comm, device)
 }
 
 /// Each verb yields the right elements in the right places, and keeps element type and device.
@@ -251,14 +253,6 @@ fn uneven(rank: usize, len: usize) -> Vec<f64> {
         sign * fraction * f64::from(1u32 << ((bits >> 1) % 9))
     };
     (0..len).map(number).collect()
-}
-
-/// The finalizer of SplitMix64 over a Weyl step.
-fn scramble(state: u64) -> u64 {
-    let bits = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    bits ^ (bits >> 31)
 }
 
 fn tensor(values: Vec<f64>, device: &Device, dtype: DType) -> Tensor<1> {

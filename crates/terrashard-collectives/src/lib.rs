@@ -35,8 +35,11 @@
 
 mod communicator;
 pub mod conformance;
+pub mod delayed;
+mod element;
 mod error;
 pub mod local;
+mod scramble;
 mod sum;
 mod traffic;
 mod verb;

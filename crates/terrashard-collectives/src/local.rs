@@ -186,11 +186,7 @@ pub struct LocalCommunicator {
 impl LocalCommunicator {
     fn start(&self, verb: Verb, input: Tensor<1>) -> Result<Pending> {
         let (rank, ranks) = (self.rank, self.group.ranks());
-        let call = Call {
-            verb,
-            len: input.dims()[0],
-            dtype: work::element_type(input.dtype())?,
-        };
+        let call = Call::new(verb, &input, ranks)?;
         if ranks == 1 {
             self.meter.count(&call, rank, ranks);
             return Ok(Pending::ready(input));
@@ -224,10 +220,6 @@ impl Communicator for LocalCommunicator {
     }
 
     fn reduce_scatter(&self, input: Tensor<1>) -> Result<Pending> {
-        let (len, ranks) = (input.dims()[0], self.ranks());
-        if !len.is_multiple_of(ranks) {
-            return Err(Error::Indivisible { len, ranks });
-        }
         self.start(Verb::ReduceScatter, input)
     }
 
@@ -236,10 +228,6 @@ impl Communicator for LocalCommunicator {
     }
 
     fn broadcast(&self, input: Tensor<1>, root: usize) -> Result<Pending> {
-        let ranks = self.ranks();
-        if root >= ranks {
-            return Err(Error::RootOutOfRange { root, ranks });
-        }
         self.start(Verb::Broadcast { root }, input)
     }
 

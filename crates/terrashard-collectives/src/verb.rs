@@ -2,7 +2,10 @@
 
 use std::fmt;
 
-use burn::tensor::FloatDType;
+use burn::tensor::{FloatDType, Tensor};
+
+use crate::element::element_type;
+use crate::{Error, Result};
 
 /// One of the collective operations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -49,6 +52,22 @@ pub struct Call {
 }
 
 impl Call {
+    /// The call of `verb` with `input` in a group of `ranks`.
+    pub(crate) fn new(verb: Verb, input: &Tensor<1>, ranks: usize) -> Result<Self> {
+        let len = input.dims()[0];
+        match verb {
+            Verb::ReduceScatter if !len.is_multiple_of(ranks) => {
+                Err(Error::Indivisible { len, ranks })
+            }
+            Verb::Broadcast { root } if root >= ranks => Err(Error::RootOutOfRange { root, ranks }),
+            _ => Ok(Self {
+                verb,
+                len,
+                dtype: element_type(input.dtype())?,
+            }),
+        }
+    }
+
     /// A call of a verb that carries no tensor.
     pub(crate) fn without_elements(verb: Verb) -> Self {
         Self {

@@ -1,8 +1,10 @@
 //! The conformance suite on threads, and what happens when a rank does not do what the others do.
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use burn::tensor::{DType, Device, Tensor};
+use terrashard_collectives::delayed::Delayed;
 use terrashard_collectives::local::{self, LocalCommunicator, RunError};
 use terrashard_collectives::{Communicator, Error, Result, Verb, conformance};
 
@@ -28,6 +30,18 @@ fn conforms_for_one_to_five_ranks() {
     for ranks in 1..=5 {
         let runs = local::run(ranks, |comm| conformance::run(&comm, &Device::flex()));
         assert!(runs.is_ok(), "{ranks} ranks: {}", runs.expect_err("not ok"));
+    }
+}
+
+#[test]
+fn conforms_whoever_is_late() {
+    for seed in 0..3 {
+        let longest = Duration::from_micros(100);
+        let run = local::run(4, |comm| {
+            let comm = Delayed::new(comm, seed, longest);
+            conformance::run(&comm, &Device::flex())
+        });
+        assert!(run.is_ok(), "seed {seed}: {}", run.expect_err("not ok"));
     }
 }
 

@@ -88,6 +88,31 @@ pub fn interleaving(comm: &dyn Communicator, device: &Device) -> Result<()> {
     comm.barrier()
 }
 
+/// A call completes for those who wait for it while a rank that has made it is busy with something else.
+///
+/// # Errors
+///
+/// Whatever the communicator says.
+pub fn progress(comm: &dyn Communicator, device: &Device) -> Result<()> {
+    let (rank, ranks) = (comm.rank(), comm.ranks());
+    let others = comm.split(0)?;
+    for busy in 0..ranks {
+        let input = tensor(vec![value(rank); 200_000], device, DType::F32);
+        let pending = comm.all_reduce(input)?;
+        // The busy rank is here until all others have their sums.
+        if rank == busy {
+            others.barrier()?;
+        }
+        let sum = values(pending.wait()?);
+        let expected = vec![total(&(0..ranks).collect::<Vec<_>>()); 200_000];
+        compare("a sum beside a busy rank", rank, &sum, &expected);
+        if rank != busy {
+            others.barrier()?;
+        }
+    }
+    Ok(())
+}
+
 /// Splits `comm`, and checks rank and size of what comes out. Returns it with its members as ranks of `comm`.
 fn split(
     comm: &dyn Communicator,

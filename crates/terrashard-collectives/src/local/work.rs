@@ -3,54 +3,14 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use burn::tensor::{DType, FloatDType, TensorData};
-use half::{bf16, f16};
+use burn::tensor::TensorData;
 
+use crate::element::{elements, with_element};
 use crate::sum::Summand;
 use crate::{Call, Error, Result, Verb};
 
 /// Elements of an all-reduce that one rank claims at a time.
 const SEGMENT: usize = 1 << 16;
-
-/// Calls a generic function for the element type that `$dtype` names.
-macro_rules! with_element {
-    ($dtype:expr, $element:ident => $body:expr) => {
-        match $dtype {
-            FloatDType::F32 => {
-                type $element = f32;
-                $body
-            }
-            FloatDType::F64 => {
-                type $element = f64;
-                $body
-            }
-            FloatDType::BF16 => {
-                type $element = bf16;
-                $body
-            }
-            FloatDType::F16 => {
-                type $element = f16;
-                $body
-            }
-            other => unreachable!("{other:?} was refused before it was published"),
-        }
-    };
-}
-
-/// The type in which elements of `dtype` are exchanged, which is the same.
-///
-/// # Errors
-///
-/// [`Error::UnsupportedType`] unless it is f32, f64, bf16 or f16.
-pub(super) fn element_type(dtype: DType) -> Result<FloatDType> {
-    match dtype {
-        DType::F32 => Ok(FloatDType::F32),
-        DType::F64 => Ok(FloatDType::F64),
-        DType::BF16 => Ok(FloatDType::BF16),
-        DType::F16 => Ok(FloatDType::F16),
-        dtype => Err(Error::UnsupportedType { dtype }),
-    }
-}
 
 /// The inputs of all ranks for one call, and the sum that they share.
 #[derive(Debug)]
@@ -159,11 +119,6 @@ impl Work {
         E::append_sum(&mut sum, &terms);
         TensorData::new(sum, [range.len()])
     }
-}
-
-fn elements<E: Summand>(data: &TensorData) -> &[E] {
-    data.as_slice()
-        .expect("host data of the element type that was checked when it was published")
 }
 
 /// The right and the duty to add one segment. Dropped after the segment is set, or by a panic, which it reports in
