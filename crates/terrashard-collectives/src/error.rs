@@ -72,6 +72,12 @@ pub enum Error {
         /// The type of the input.
         dtype: DType,
     },
+    /// What carries messages between processes cannot.
+    #[error("failed to communicate between processes: {reason}")]
+    Transport {
+        /// What it lacks, and what to do about it.
+        reason: String,
+    },
     /// A tensor that could not be read from its device.
     #[error("failed to read a tensor from its device")]
     Read {

@@ -2,7 +2,7 @@
 //!
 //! [`Communicator`] is what a rank holds: all-reduce, reduce-scatter, all-gather, broadcast and barrier. Calls
 //! are asynchronous: each returns a [`Pending`] that owns the buffers until it is waited for, so a buffer on its
-//! way cannot be changed or freed. [`local`] runs ranks as threads of one process.
+//! way cannot be changed or freed. [`local`] runs ranks as threads of one process; `mpi`, a feature, as processes.
 //!
 //! ```
 //! use burn::tensor::{Device, Tensor};
@@ -39,6 +39,8 @@ pub mod delayed;
 mod element;
 mod error;
 pub mod local;
+#[cfg(feature = "mpi")]
+pub mod mpi;
 mod scramble;
 mod sum;
 mod traffic;

@@ -1,0 +1,186 @@
+//! What the groups of one process share: why the run is lost, and the threads to wait for before MPI is finalized.
+
+use std::io::{self, Write};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use ::mpi::environment;
+use ::mpi::topology::{Communicator as _, SimpleCommunicator};
+
+use super::lock;
+use super::worker::{Job, Worker};
+use crate::{Call, Error, Result};
+
+/// How long MPI may take to end the run before this process ends by itself, which the launcher notices.
+const END_WITHIN: Duration = Duration::from_secs(10);
+
+/// The time that a rank has to end the run before the next one does, and what ranks wait for all others at most.
+const PRECEDENCE: Duration = Duration::from_millis(200);
+const PRECEDENCE_WITHIN: Duration = Duration::from_secs(2);
+
+/// One rank of the run.
+#[derive(Debug)]
+pub(super) struct Process {
+    rank: usize,
+    ranks: usize,
+    fate: Mutex<Fate>,
+    /// Groups that this rank has proposed a tag for. The group of all ranks has the tag 0.
+    proposed: AtomicUsize,
+    threads: Mutex<Vec<Thread>>,
+}
+
+/// Whether the run can go on.
+#[derive(Debug, Clone)]
+enum Fate {
+    Whole,
+    /// No further call can complete. Nobody may have noticed: a rank need not wait for its calls.
+    Lost(Error),
+    /// The rank was given this error.
+    Told(Error),
+}
+
+#[derive(Debug)]
+struct Thread {
+    jobs: Sender<Job>,
+    handle: JoinHandle<()>,
+}
+
+impl Process {
+    pub(super) fn new(rank: usize, ranks: usize) -> Self {
+        Self {
+            rank,
+            ranks,
+            fate: Mutex::new(Fate::Whole),
+            proposed: AtomicUsize::new(0),
+            threads: Mutex::new(Vec::new()),
+        }
+    }
+
+    pub(super) fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// A tag that no rank proposes for another group.
+    pub(super) fn propose_tag(&self) -> usize {
+        let count = self.proposed.fetch_add(1, Ordering::Relaxed) + 1;
+        count * self.ranks + self.rank
+    }
+
+    /// How many tags up to `highest` it can propose.
+    pub(super) fn most_tags(&self, highest: usize) -> usize {
+        (highest / self.ranks).saturating_sub(1)
+    }
+
+    /// Starts the thread of a group.
+    pub(super) fn join(self: &Arc<Self>, members: Arc<[usize]>, tag: usize) -> Result<Sender<Job>> {
+        let (jobs, receiver) = mpsc::channel();
+        let process = Arc::clone(self);
+        let thread = thread::Builder::new().name(format!("rank {} group {tag}", self.rank));
+        let spawned = thread.spawn(move || Worker::new(process, &members, tag).run(&receiver));
+        let handle = spawned.map_err(|error| {
+            self.tell(Error::Transport {
+                reason: format!("the system refuses a thread: {error}"),
+            })
+        })?;
+        lock(&self.threads).push(Thread {
+            jobs: jobs.clone(),
+            handle,
+        });
+        Ok(jobs)
+    }
+
+    /// Notes that no further call can complete, and lets all groups know.
+    pub(super) fn lose(&self, error: &Error) {
+        let mut fate = lock(&self.fate);
+        if matches!(*fate, Fate::Whole) {
+            *fate = Fate::Lost(error.clone());
+        }
+        drop(fate);
+        for thread in lock(&self.threads).iter() {
+            // A thread that has ended has nothing to tell its group any more.
+            let _ = thread.jobs.send(Job::Leave);
+        }
+    }
+
+    /// Fails if the run is lost.
+    pub(super) fn check(&self) -> Result<()> {
+        match self.lost() {
+            None => Ok(()),
+            Some(error) => Err(self.tell(error)),
+        }
+    }
+
+    /// Why the run is lost.
+    pub(super) fn lost(&self) -> Option<Error> {
+        match &*lock(&self.fate) {
+            Fate::Whole => None,
+            Fate::Lost(error) | Fate::Told(error) => Some(error.clone()),
+        }
+    }
+
+    /// The error that this rank was given first.
+    pub(super) fn told(&self) -> Option<Error> {
+        match &*lock(&self.fate) {
+            Fate::Told(error) => Some(error.clone()),
+            Fate::Whole | Fate::Lost(_) => None,
+        }
+    }
+
+    /// Notes that the rank is given `error`.
+    pub(super) fn tell(&self, error: Error) -> Error {
+        let mut fate = lock(&self.fate);
+        if !matches!(*fate, Fate::Told(_)) {
+            *fate = Fate::Told(error.clone());
+        }
+        error
+    }
+
+    /// What a call is given whose group has no thread any more.
+    pub(super) fn gone(&self, call: Call) -> Error {
+        let ended = Error::Transport {
+            reason: format!("rank {} has left the group before its {call}", self.rank),
+        };
+        self.tell(self.lost().unwrap_or(ended))
+    }
+
+    /// Leaves all groups, and returns when their other ranks have left, too.
+    pub(super) fn close(&self) {
+        let threads = std::mem::take(&mut *lock(&self.threads));
+        for thread in &threads {
+            let _ = thread.jobs.send(Job::Leave);
+        }
+        for thread in threads {
+            if thread.handle.join().is_err() {
+                self.end("a communication thread panicked");
+            }
+        }
+    }
+
+    /// Ends the processes of all ranks for an error that others may have been given as well. The lowest rank speaks
+    /// for them: launchers do not take it well when many end the run at the same time.
+    pub(super) fn end_together(&self, error: &Error) -> ! {
+        let before = u32::try_from(self.rank).map_or(PRECEDENCE_WITHIN, |rank| PRECEDENCE * rank);
+        thread::sleep(before.min(PRECEDENCE_WITHIN));
+        self.end(&error.to_string())
+    }
+
+    /// Ends the processes of all ranks.
+    pub(super) fn end(&self, reason: &str) -> ! {
+        let reason = reason.lines().collect::<Vec<_>>().join("; ");
+        // In one piece, so that lines of several ranks do not mix. Nobody is left to tell that it cannot be written.
+        let line = format!("rank {} gave up: {reason}\n", self.rank);
+        let _ = io::stderr().write_all(line.as_bytes());
+        if environment::is_finalized() {
+            std::process::exit(1);
+        }
+        // A process that cannot start this thread has only MPI to end it.
+        let _ = thread::Builder::new().spawn(|| {
+            thread::sleep(END_WITHIN);
+            std::process::abort();
+        });
+        SimpleCommunicator::world().abort(1)
+    }
+}

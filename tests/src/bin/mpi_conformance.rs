@@ -1,0 +1,147 @@
+//! The conformance suite with ranks that are processes, and what happens when one of them does not do what the others
+//! do. Started by `mpirun`; `cargo xtask mpi` does it.
+
+use std::process::{Command, ExitCode};
+use std::sync::Arc;
+use std::time::Instant;
+
+use burn::tensor::{DType, Device, Tensor};
+use clap::{Parser, ValueEnum};
+use terrashard_collectives::mpi::MpiWorld;
+use terrashard_collectives::{Communicator, Error, Result, conformance, local};
+
+/// What the ranks do.
+#[derive(Parser)]
+struct Cli {
+    #[arg(value_enum, default_value = "conforms")]
+    scenario: Scenario,
+}
+
+/// In all but the first, the last rank does what the name says and the others make calls. They must end, with an error.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Scenario {
+    /// The conformance suite; results equal those of threads. Prints one JSON line.
+    Conforms,
+    /// Its process is killed.
+    Killed,
+    /// Its process ends without a word.
+    Exits,
+    /// It returns before the others.
+    Leaves,
+    /// It gives up, as after a file that cannot be read.
+    Aborts,
+    /// It panics.
+    Panics,
+    /// It makes another call.
+    Differs,
+    /// It makes another call in a group, while ranks of another group wait for all.
+    DiffersInGroup,
+    /// It panics while others wait in its group, and others elsewhere.
+    PanicsInGroup,
+}
+
+fn main() -> ExitCode {
+    match run(Cli::parse().scenario) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("mpi_conformance: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(scenario: Scenario) -> Result<()> {
+    let world = MpiWorld::init()?;
+    let comm = world.communicator();
+    let is_culprit = comm.rank() + 1 == comm.ranks();
+    match scenario {
+        Scenario::Conforms => return conforms(&world),
+        Scenario::DiffersInGroup | Scenario::PanicsInGroup => {
+            let group = comm.split(comm.rank() % 2)?;
+            match is_culprit {
+                true if scenario == Scenario::PanicsInGroup => panic!("index 7 out of bounds"),
+                true => drop(group.all_gather(tensor(comm.rank(), 7))?.wait()?),
+                false if group.rank() == 0 => group.barrier()?,
+                false => {}
+            }
+            return comm.barrier();
+        }
+        _ if !is_culprit => {}
+        Scenario::Killed => kill(),
+        Scenario::Exits => std::process::exit(0),
+        Scenario::Leaves => return Ok(()),
+        Scenario::Aborts => comm.abort("scene.tif is truncated"),
+        Scenario::Panics => panic!("index 7 out of bounds"),
+        Scenario::Differs => return comm.all_gather(tensor(0, 7))?.wait().map(drop),
+    }
+    comm.all_reduce(tensor(comm.rank(), 8))?.wait().map(drop)
+}
+
+/// Ends this process in a way that it cannot notice.
+fn kill() {
+    let pid = std::process::id().to_string();
+    let killed = Command::new("kill").args(["-9", &pid]).status();
+    panic!("killed, but still here: {killed:?}");
+}
+
+fn conforms(world: &MpiWorld) -> Result<()> {
+    let started = Instant::now();
+    let comm = world.communicator();
+    let (rank, ranks) = (comm.rank(), comm.ranks());
+    conformance::run(&comm, &Device::flex())?;
+
+    let here = bits(&comm)?;
+    let threads = local::run(ranks, |comm| bits(&comm)).expect("threads conform, too");
+    assert!(
+        here == threads[rank],
+        "rank {rank}: processes sum to other bits than threads"
+    );
+    assert!(MpiWorld::init().is_err(), "MPI is initialized once");
+    comm.barrier()?;
+    let suite = started.elapsed().as_secs_f64();
+
+    let seconds = |calls: u32, len: usize| {
+        let started = Instant::now();
+        for _ in 0..calls {
+            comm.all_reduce(tensor(rank, len))?.wait()?;
+        }
+        Ok::<_, Error>(started.elapsed().as_secs_f64() / f64::from(calls))
+    };
+    let (small, large) = (seconds(200, 1)?, seconds(5, 4 << 20)?);
+    if rank == 0 {
+        let line = serde_json::json!({
+            "suite": "conformance",
+            "ranks": ranks,
+            "seconds": suite,
+            "all_reduce_of_1_element_us": small * 1e6,
+            "all_reduce_of_16_mib_ms": large * 1e3,
+        });
+        println!("{line}");
+    }
+    Ok(())
+}
+
+/// Bits of all verbs' results for inputs whose sums depend on the order.
+fn bits(comm: &dyn Communicator) -> Result<Vec<u8>> {
+    let group: Arc<dyn Communicator> = comm.split(comm.rank() / 2)?;
+    let mut bits = Vec::new();
+    for dtype in [DType::F32, DType::F64, DType::BF16, DType::F16] {
+        let input = || tensor(comm.rank(), 60_060).cast(dtype);
+        for pending in [
+            comm.all_reduce(input())?,
+            comm.reduce_scatter(input())?,
+            comm.all_gather(input())?,
+            comm.broadcast(input(), comm.ranks() - 1)?,
+            group.all_reduce(input())?,
+        ] {
+            bits.extend_from_slice(pending.wait()?.into_data().as_bytes());
+        }
+    }
+    Ok(bits)
+}
+
+fn tensor(rank: usize, len: usize) -> Tensor<1> {
+    let value = |i: usize| ((i + 1) as f32 * (rank + 1) as f32).sin() * 1e3;
+    let values: Vec<f32> = (0..len).map(value).collect();
+    Tensor::from_data(values.as_slice(), (&Device::flex(), DType::F32))
+}
