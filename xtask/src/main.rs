@@ -10,6 +10,7 @@ mod ci;
 mod demo;
 mod doc;
 mod error;
+mod mpi;
 mod parity;
 mod step;
 mod test;
@@ -42,6 +43,8 @@ enum Command {
     Doc(doc::Args),
     /// Compares losses, gradients and updates with a folder of reference values.
     Parity(parity::Args),
+    /// Programs whose ranks are processes, under `mpirun`. Needs an MPI library and libclang.
+    Mpi(mpi::Args),
     /// Benchmarks.
     Bench(bench::Args),
 }
@@ -54,6 +57,7 @@ fn main() -> ExitCode {
         Command::Tidy => tidy::run(),
         Command::Doc(args) => doc::run(&args),
         Command::Parity(args) => parity::run(&args),
+        Command::Mpi(args) => mpi::run(&args),
         Command::Bench(args) => bench::run(&args),
     };
     match result {

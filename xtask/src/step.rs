@@ -105,6 +105,32 @@ impl Step {
         Ok(output)
     }
 
+    /// Runs it announced. It has to fail, and to say `text` on standard output or standard error.
+    pub(crate) fn run_failing(&self, text: &str) -> Result<()> {
+        let started = self.announce();
+        let output = self
+            .command()
+            .output()
+            .map_err(|source| self.start_error(source))?;
+        let [stdout, stderr] =
+            [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+        if output.status.success() || !(stdout.contains(text) || stderr.contains(text)) {
+            eprint!("{stdout}{stderr}");
+            return Err(Error::content(
+                self.line(),
+                format!(
+                    "ended with {}, expected a failure that says `{text}`",
+                    output.status
+                ),
+            ));
+        }
+        eprintln!(
+            "  failed as expected, {:.1} s",
+            started.elapsed().as_secs_f64()
+        );
+        Ok(())
+    }
+
     /// Runs it silently and returns its standard output. Standard error stays visible.
     pub(crate) fn capture(&self) -> Result<String> {
         let output = self
@@ -183,6 +209,30 @@ mod tests {
         assert_eq!(
             error.to_string(),
             "`sh -c 'exit 7'` failed with exit code 7"
+        );
+    }
+
+    #[test]
+    fn a_failure_that_is_expected_says_why() {
+        let check = |script: &str, expected: Result<(), &str>| {
+            let result = Step::new("sh", "sh")
+                .args(["-c", script])
+                .run_failing("lost");
+            let message = result.map_err(|error| error.to_string());
+            match expected {
+                Ok(()) => assert_eq!(message, Ok(())),
+                Err(part) => assert!(message.unwrap_err().contains(part)),
+            }
+        };
+        check("echo rank 1 is lost >&2; exit 3", Ok(()));
+        check("echo rank 1 is lost; exit 3", Ok(()));
+        check(
+            "echo rank 1 is lost",
+            Err("exit status: 0, expected a failure"),
+        );
+        check(
+            "exit 3",
+            Err("exit status: 3, expected a failure that says `lost`"),
         );
     }
 
