@@ -14,8 +14,9 @@
 //! ```
 //!
 //! # Invariants
-//! - Single-device code that knows nothing of ranks: a [`Scope`] hands each block its parameters, [`Normalizers`] bring the
+//! - Single-device code that knows nothing of ranks: a [`Scope`] runs each block with its parameters, [`Normalizers`] bring the
 //!   counts of the whole window.
+//! - A block may be run twice: see [`Scope`].
 //! - The names of parameters are their paths in the module tree, and the order of declaration is that of a forward pass.
 //! - Building a model allocates no parameter.
 

@@ -10,7 +10,7 @@ use terrashard_collectives::local::LocalCommunicator;
 use terrashard_data::{Batch as Samples, Loader, LoaderOptions};
 use terrashard_layout::ShardTable;
 use terrashard_models::{Losses, Normalizers, S2s2Net, Scope, Targets, initial_value};
-use terrashard_ops::{Labels, Mode, Pass, SumOverRanks};
+use terrashard_ops::{Labels, Masks, Mode, Pass, SumOverRanks};
 use terrashard_zero::{
     AdamW, Initial, NonFinite, Optimizer, StepOutcome, ZeroConfig, ZeroOptimizer,
 };
@@ -132,7 +132,7 @@ impl<'a> Rank<'a> {
                 .next()
                 .expect("the loader has every step of the plan")?
                 .batch;
-            let losses = self.forward(batch, &normalizers);
+            let losses = self.forward(step, batch, &normalizers);
             sums.add(&losses);
             self.optimizer.backward(losses.total)?;
         }
@@ -180,7 +180,7 @@ impl<'a> Rank<'a> {
         })
     }
 
-    fn forward(&self, batch: Samples, normalizers: &Normalizers) -> Losses {
+    fn forward(&self, step: u64, batch: Samples, normalizers: &Normalizers) -> Losses {
         let Samples {
             samples,
             bands,
@@ -188,6 +188,7 @@ impl<'a> Rank<'a> {
             scale,
             images,
             masks,
+            ids,
             ..
         } = batch;
         let autodiff = self.device.clone().autodiff();
@@ -198,7 +199,15 @@ impl<'a> Rank<'a> {
         let labels = Labels::new(masks, [samples, side * scale, side * scale], &self.device);
         let scope = Sharded {
             optimizer: &self.optimizer,
-            sums: self.sums(),
+            pass: Pass {
+                mode: Mode::Training,
+                ranks: self.sums(),
+                masks: Some(Masks {
+                    seed: self.plan.config.train.seed,
+                    step,
+                    samples: ids.into(),
+                }),
+            },
         };
         let maps = self.model.forward(image, &scope);
         let targets = Targets {
@@ -266,7 +275,7 @@ fn zero_config(plan: &Plan<'_>) -> ZeroConfig {
 /// A forward pass whose blocks get their parameters from the optimizer, with batch statistics over all ranks.
 struct Sharded<'a> {
     optimizer: &'a ZeroOptimizer,
-    sums: Arc<dyn SumOverRanks>,
+    pass: Pass,
 }
 
 impl Scope for Sharded<'_> {
@@ -283,14 +292,11 @@ impl Scope for Sharded<'_> {
     {
         let anchor = inputs.last().expect("a block has an input");
         let module = self.optimizer.enter(module, anchor);
-        forward(&module, inputs, &self.pass())
+        forward(&module, inputs, &self.pass)
     }
 
     fn pass(&self) -> Pass {
-        Pass {
-            ranks: self.sums.clone(),
-            ..Pass::new(Mode::Training)
-        }
+        self.pass.clone()
     }
 }
 

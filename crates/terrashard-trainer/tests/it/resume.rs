@@ -71,6 +71,8 @@ fn at_other_rank_counts_and_stages() {
             "data.chip=48",
             "data.stride=4",
             "model.head_norm=none",
+            "model.dropout=0.3",
+            "model.drop_path=0.2",
             "train.steps=15",
         ];
         scenario.fit(run, Some(stop), &[&larger[..], settings].concat());
@@ -242,4 +244,15 @@ fn how_it_is_trained_on_may_change() {
     let session = scenario.fit("run", None, &settings);
     assert_eq!(session.resumed_from_step, Some(1));
     assert_eq!(session.last_step, 2);
+}
+
+#[test]
+fn dropout_is_part_of_training() {
+    let scenario = Scenario::new();
+    scenario.fit("plain", Some(1), &[]);
+    let plain = losses(&scenario, "plain");
+    for rate in ["model.dropout=0.5", "model.drop_path=0.5"] {
+        scenario.fit(rate, Some(1), &[rate]);
+        assert_ne!(losses(&scenario, rate), plain, "{rate}");
+    }
 }
