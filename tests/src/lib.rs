@@ -6,6 +6,7 @@ pub mod fixture;
 pub mod hash;
 pub mod judge;
 pub mod maps;
+pub mod nasty;
 pub mod training;
 
 use terrashard_layout::{ElementType, Stage};
