@@ -69,6 +69,12 @@ impl Window {
         self.samples().is_empty()
     }
 
+    /// Whether no rank has samples in its micro-batch `m`, so that all may leave it out.
+    pub fn is_idle(&self, m: usize) -> bool {
+        // The last rank has a largest share.
+        self.micro_batch(self.shape.ranks - 1, m).is_empty()
+    }
+
     /// The cursors of `rank`'s samples in all its micro-batches.
     pub fn share(&self, rank: usize) -> Range<u64> {
         let (left, ranks) = (self.end - self.start, self.shape.ranks as u64);

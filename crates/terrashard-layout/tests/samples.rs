@@ -127,6 +127,10 @@ fn the_end_of_a_stream_is_shared_without_repeating() {
                 }
             }
             assert_eq!(cursors.next(), None, "all of the window is shared out");
+            for m in 0..accumulate {
+                let idle = (0..ranks).all(|rank| window.micro_batch(rank, m).is_empty());
+                assert_eq!(window.is_idle(m), idle);
+            }
         }
         let past = shape.steps(end) * shape.global_batch();
         assert!(shape.window(past, Some(end)).is_empty());

@@ -32,6 +32,8 @@ pub enum Command {
     Test(TestArguments),
     /// Map whole scenes: one GeoTIFF of classes for each input.
     Predict(PredictArguments),
+    /// Tell what each ZeRO stage takes and sends on a rank; nothing is allocated and no scene is read.
+    Plan(PlanArguments),
     /// Write a checkpoint's parameters as one safetensors file that describes itself.
     Export(ExportArguments),
     /// Tell what a raster file holds.
@@ -167,6 +169,25 @@ pub struct PredictArguments {
     /// Show no progress
     #[arg(long)]
     pub quiet: bool,
+}
+
+/// `terrashard plan`.
+#[derive(Debug, Args)]
+pub struct PlanArguments {
+    /// Configuration in TOML
+    pub config: PathBuf,
+    /// Number of ranks, one for each GPU [default: the configuration's `zero.ranks`, where `auto` is 1]
+    #[arg(long, value_name = "N")]
+    pub gpus: Option<usize>,
+    /// Memory of a rank, for example 16GiB, to tell what fits [default: not asked]
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    pub memory: Option<u64>,
+    /// Set a key of the configuration, the value in TOML: `--set train.precision=bf16`
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `terrashard export`.

@@ -7,17 +7,18 @@ use serde::Serialize;
 use terrashard_raster::Summary;
 
 use crate::arguments::{
-    Arguments, Command, ConfigFlags, ExportArguments, FitArguments, InfoArguments,
+    Arguments, Command, ConfigFlags, ExportArguments, FitArguments, InfoArguments, PlanArguments,
     PredictArguments, ReportArguments, TestArguments,
 };
 use crate::config::{Config, Ranks, Resume};
 use crate::console::{print, tell};
 use crate::error::{Error, Result};
+use crate::planning::PlanOptions;
 use crate::prediction::PredictOptions;
 use crate::record::{Display, Scores, TestRecord, counted};
 use crate::run_directory::{RunDirectory, replace};
 use crate::training::{FitOptions, Fitted};
-use crate::{evaluation, export, prediction, report, training};
+use crate::{evaluation, export, planning, prediction, report, training};
 
 /// Runs a command.
 ///
@@ -28,6 +29,7 @@ pub fn run(arguments: Arguments) -> Result<()> {
         Command::Fit(arguments) => fit(arguments),
         Command::Test(arguments) => test(arguments),
         Command::Predict(arguments) => predict(arguments),
+        Command::Plan(arguments) => plan(&arguments),
         Command::Export(arguments) => export(&arguments),
         Command::Info(arguments) => info(&arguments),
         Command::Report(arguments) => report(arguments),
@@ -62,14 +64,14 @@ fn fit(arguments: FitArguments) -> Result<()> {
             format!("nothing to do: the checkpoint is at step {step} already; nothing was written")
         }
         Fitted::Trained(session) => {
-            if session.last_step == config.train.steps {
+            if session.last_step == session.steps {
                 report::write(&run, run.root(), None)?;
             }
             format!(
                 "steps {} to {} of {} on {} at stage {} in {:.0} s; saved in {}",
                 session.resumed_from_step.unwrap_or(0) + 1,
                 session.last_step,
-                config.train.steps,
+                session.steps,
                 counted(session.ranks, "rank"),
                 session.stage,
                 session.seconds,
@@ -169,6 +171,19 @@ fn predict(arguments: PredictArguments) -> Result<()> {
     print(&match json {
         true => document(&predicted),
         false => files.map(|file| format!("{}\n", file.display())).collect(),
+    })
+}
+
+fn plan(arguments: &PlanArguments) -> Result<()> {
+    let config = Config::load(&arguments.config, &arguments.set)?;
+    let options = PlanOptions {
+        ranks: arguments.gpus,
+        memory: arguments.memory,
+    };
+    let record = planning::plan(&config, options)?;
+    print(&match arguments.json {
+        true => document(&record),
+        false => planning::page(&record),
     })
 }
 

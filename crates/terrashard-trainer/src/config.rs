@@ -6,18 +6,26 @@
 mod batch;
 mod keys;
 mod sections;
+mod train;
+mod unsupported;
+mod validate;
+mod zero;
 
 pub use batch::Batch;
 pub use sections::{
-    CheckpointSection, Config, DataSection, Device, LogSection, NonFinite, Precision, Ranks,
-    Resume, SceneEntry, Schedule, TrainSection, ZeroSection,
+    CheckpointSection, Config, DataSection, Device, LogSection, Resume, SceneEntry,
 };
 pub use terrashard_data::{Band, Region, Scaling, Selection};
+pub use terrashard_layout::Offload;
 pub use terrashard_models::{Loss, ModelConfig};
+pub use train::{
+    BatchNormStatistics, GroupEntry, Length, NonFinite, OptimizerRule, Precision, Schedule,
+    TrainSection, Unused,
+};
+pub use zero::{Ranks, Recompute, RecomputeChoice, ReduceDtype, ZeroSection};
 
 use std::path::Path;
 
-use terrashard_layout::Stage;
 use toml::{Table, Value};
 
 use crate::error::{Error, Result};
@@ -49,7 +57,8 @@ impl Config {
         for each in overrides {
             set(&mut table, each)?;
         }
-        keys::check(&mut table, path)?;
+        unsupported::strip(&mut table)?;
+        keys::check(&table, path)?;
         for section in keys::SECTIONS {
             table
                 .entry(section)
@@ -70,6 +79,7 @@ impl Config {
             *resume = folder.join(&resume);
         }
         config.validate(path)?;
+        config.train.settle();
         Ok(config)
     }
 
@@ -77,114 +87,7 @@ impl Config {
     pub fn to_toml(&self) -> String {
         toml::to_string(self).expect("every section is a table of plain values")
     }
-
-    fn validate(&self, path: &Path) -> Result<()> {
-        let at_least_one = |key: &str, value: usize| match value {
-            0 => Err(Error::invalid(key, 0, "at least 1")),
-            _ => Ok(()),
-        };
-        let positive = |key: &str, value: f64| match value.is_finite() && value > 0.0 {
-            true => Ok(()),
-            false => Err(Error::invalid(key, value, "a number above 0")),
-        };
-        let (model, data, train) = (&self.model, &self.data, &self.train);
-        if data.scenes.is_empty() {
-            return Err(Error::MissingKey {
-                path: path.into(),
-                key: "data.scenes".into(),
-                remedy: "write `scenes = [{ image = \"scene.tif\", mask = \"label.tif\" }]` under [data]".into(),
-            });
-        }
-        if data.bands.len() != model.bands {
-            let expected = format!(
-                "`model.bands` = {} names, in the order of the model's channels",
-                model.bands
-            );
-            return Err(Error::invalid(
-                "data.bands",
-                format!("{} names", data.bands.len()),
-                expected,
-            ));
-        }
-        model.validate()?;
-        if model.classes != 1 {
-            return Err(Error::NotSupported {
-                key: format!("model.classes = {}", model.classes),
-                remedy: "train a binary task with `classes = 1`".into(),
-            });
-        }
-        data.scaling.validate(model.bands)?;
-        let side = |key: &str, value: usize| match (1..=LARGEST_SIDE).contains(&value) {
-            true => Ok(()),
-            false => Err(Error::invalid(
-                key,
-                value,
-                format!("1 to {LARGEST_SIDE} pixels"),
-            )),
-        };
-        side("data.chip", data.chip)?;
-        at_least_one("data.stride", data.stride)?;
-        side("data.tile", data.tile())?;
-        if data.overlap >= data.tile() {
-            return Err(Error::invalid(
-                "data.overlap",
-                data.overlap,
-                format!("less than `data.tile` = {}", data.tile()),
-            ));
-        }
-        at_least_one("train.steps", train.steps as usize)?;
-        positive("train.lr", train.lr)?;
-        positive("log.seconds", self.log.seconds)?;
-        if self.log.seconds > SECONDS_OF_A_DAY {
-            return Err(Error::invalid(
-                "log.seconds",
-                self.log.seconds,
-                "at most a day, 86400",
-            ));
-        }
-        at_least_one("checkpoint.keep_last", self.checkpoint.keep_last)?;
-        if !(train.weight_decay.is_finite() && train.weight_decay >= 0.0) {
-            return Err(Error::invalid(
-                "train.weight_decay",
-                train.weight_decay,
-                "0 or more",
-            ));
-        }
-        if let Some(norm) = train.clip_norm {
-            positive("train.clip_norm", norm)?;
-        }
-        if train.warmup_steps >= train.steps {
-            return Err(Error::invalid(
-                "train.warmup_steps",
-                train.warmup_steps,
-                format!("less than `train.steps` = {}", train.steps),
-            ));
-        }
-        if self.zero.persist_bytes > 0 && self.zero.stage != Stage::Three {
-            return Err(Error::invalid(
-                "zero.persist_bytes",
-                self.zero.persist_bytes,
-                format!(
-                    "0 at stage {}, which keeps all parameters whole on every rank",
-                    self.zero.stage
-                ),
-            ));
-        }
-        if let Ranks::Count(count) = self.zero.ranks {
-            at_least_one("zero.ranks", count)?;
-        }
-        if let Some(bytes) = self.zero.bucket_bytes {
-            at_least_one("zero.bucket_bytes", bytes)?;
-        }
-        Ok(())
-    }
 }
-
-/// The largest height and width of samples and windows in pixels of the image: a map of 20480 pixels squared at 2 m, far
-/// above what a model is given at once.
-const LARGEST_SIDE: usize = 4096;
-
-const SECONDS_OF_A_DAY: f64 = 86_400.0;
 
 /// Lays one `section.key=value` over a table.
 fn set(table: &mut Table, assignment: &str) -> Result<()> {
@@ -354,24 +257,193 @@ mod tests {
     fn options_of_later_versions_are_refused_unless_off() {
         check(
             "",
-            &["zero.offload=true"],
-            "`zero.offload` is not supported yet",
+            &["checkpoint.async=true"],
+            "`checkpoint.async` is not supported yet; leave it out",
+        );
+        load("", &["checkpoint.async=false", "train.deterministic=true"]).unwrap();
+    }
+
+    /// What can be planned and not run yet.
+    #[test]
+    fn what_cannot_run_yet_is_refused_by_name() {
+        let check = |settings: &[&str], expected: Option<&str>| {
+            let told = load("", settings)
+                .unwrap()
+                .check_runnable()
+                .map_err(|error| (error.exit_code(), error.to_string()));
+            match (told, expected) {
+                (Ok(()), None) => {}
+                (Err((2, message)), Some(key)) => {
+                    let expected = format!("`{key}` is not supported yet");
+                    assert!(message.starts_with(&expected), "{message}");
+                }
+                (told, expected) => panic!("{told:?}, expected {expected:?}"),
+            }
+        };
+        let three = "zero.stage=3";
+        check(&[three], Some("zero.stage = 3"));
+        check(
+            &["zero.stage=1", "zero.offload=optimizer"],
+            Some("zero.offload"),
+        );
+        check(&["zero.recompute=recompute"], Some("zero.recompute"));
+        check(
+            &["zero.recompute={ \"stages.*\" = \"offload\" }"],
+            Some("zero.recompute"),
         );
         check(
-            "",
-            &["zero.stage=3"],
-            "`zero.stage = 3` is not supported yet",
+            &["zero.stage=2", "zero.ranks=4", "zero.shard_group=2"],
+            Some("zero.shard_group"),
         );
-        check(
-            "",
-            &["train.precision=bf16"],
-            "`train.precision` is not supported yet",
+        check(&["zero.overlap=false"], Some("zero.overlap = false"));
+        check(&["train.precision=bf16"], Some("train.precision"));
+        check(&["train.optimizer=sgd"], Some("train.optimizer = \"sgd\""));
+        check(&["train.ema=0.999"], Some("train.ema"));
+        check(&["train.unused=error"], Some("train.unused = \"error\""));
+        check(&["train.batch_norm=local"], Some("train.batch_norm"));
+        let off = [
+            "zero.stage=2",
+            "zero.offload=none",
+            "zero.recompute={ \"stages.*\" = \"keep\" }",
+            "zero.prefetch=0",
+            "zero.reduce_dtype=compute",
+            "zero.overlap=true",
+            "train.precision=fp32",
+            "train.optimizer=adamw",
+            "train.nonfinite={ skip_then_abort = 3 }",
+            "train.groups=[{ match = \"*.bias\", weight_decay = 0.0 }]",
+        ];
+        check(&off, None);
+    }
+
+    #[test]
+    fn settings_that_do_not_fit_together_are_errors() {
+        let refused = |settings: &[&str], expected: &str| check("", settings, expected);
+        let key = |key: &str| format!("failed to use `{key}`: got ");
+        refused(
+            &["train.epochs=3"],
+            "`train.epochs`: got 3, expected no `train.steps` beside it",
         );
-        load(
-            "",
-            &["zero.offload=false", "zero.stage=2", "train.precision=fp32"],
-        )
-        .unwrap();
+        refused(&["train.warmup_steps=10"], "less than `train.steps` = 10");
+        refused(
+            &["train.momentum=0.9"],
+            "since only `optimizer = \"sgd\"` reads it",
+        );
+        refused(
+            &["train.optimizer=sgd", "train.betas=[0.9, 0.99]"],
+            "since only `optimizer = \"adamw\"` reads it",
+        );
+        refused(
+            &[
+                "train.optimizer=sgd",
+                "train.nesterov=true",
+                "train.momentum=0.0",
+            ],
+            &key("train.nesterov"),
+        );
+        refused(&["train.betas=[0.9, 1.0]"], &key("train.betas"));
+        refused(&["train.eps=0.0"], &key("train.eps"));
+        refused(&["train.ema=1.0"], &key("train.ema"));
+        refused(&["train.ema=0.0"], &key("train.ema"));
+        refused(
+            &["train.power=2.0"],
+            "`train.power`: got a value, expected none",
+        );
+        refused(
+            &["train.schedule=poly", "train.power=0.0"],
+            &key("train.power"),
+        );
+        refused(
+            &["train.schedule=cosine", "train.min_lr=1.0"],
+            "`train.min_lr`: got 1, expected 0 to `train.lr` = 0.001",
+        );
+        refused(&["train.min_lr=1e-4"], "`train.min_lr`: got a value");
+        refused(
+            &["train.nonfinite={ skip_then_abort = 0 }"],
+            &key("train.nonfinite.skip_then_abort"),
+        );
+        refused(
+            &["train.groups=[{ match = \"\" }]"],
+            &key("train.groups.match"),
+        );
+        refused(
+            &["train.groups=[{ match = \"*\", lr_factor = -1.0 }]"],
+            &key("train.groups.lr_factor"),
+        );
+        refused(
+            &["train.groups=[{ match = \"*\", lr_facto = 1.0 }]"],
+            "unknown key `train.groups.lr_facto`; the nearest known one is `train.groups.lr_factor`",
+        );
+        refused(
+            &["zero.offload=optimizer"],
+            "`none` at stage 0; it needs stage 1 at least",
+        );
+        refused(
+            &["zero.stage=2", "zero.offload=parameters"],
+            "it needs stage 3 at least",
+        );
+        refused(
+            &["zero.offload_fraction=0.5"],
+            &key("zero.offload_fraction"),
+        );
+        refused(
+            &[
+                "zero.stage=1",
+                "zero.offload=optimizer",
+                "zero.offload_fraction=1.5",
+            ],
+            "`zero.offload_fraction`: got 1.5, expected 0 to 1",
+        );
+        refused(
+            &["zero.prefetch=1"],
+            "`zero.prefetch`: got 1, expected 0 at stage 0",
+        );
+        refused(
+            &["zero.stage=3", "zero.prefetch=3"],
+            "expected 0 to 2 blocks",
+        );
+        refused(&["zero.persist_bytes=1"], &key("zero.persist_bytes"));
+        refused(&["zero.shard_group=2"], "none at stage 0");
+        refused(
+            &["zero.stage=1", "zero.ranks=6", "zero.shard_group=4"],
+            "`zero.shard_group`: got 4, expected a divisor of the 6 ranks",
+        );
+        refused(
+            &["zero.recompute=always"],
+            "expected \"keep\", \"recompute\"",
+        );
+        refused(
+            &["zero.recompute={ \"stages.0.*\" = \"always\" }"],
+            "in `zero.recompute`",
+        );
+        refused(
+            &["zero.offlod=none"],
+            "the nearest known one is `zero.offload`",
+        );
+    }
+
+    #[test]
+    fn the_longest_pattern_decides_what_is_recomputed() {
+        let setting = r#"zero.recompute={ "stages.*" = "recompute", "stages.0.blocks.*" = "offload", "*.norm" = "keep" }"#;
+        let recompute = load("", &[setting]).unwrap().zero.recompute;
+        assert_eq!(recompute.of("stages.0.blocks.1"), Recompute::Offload);
+        assert_eq!(recompute.of("stages.1.blocks.1"), Recompute::Recompute);
+        assert_eq!(recompute.of("tail.head"), Recompute::Keep);
+        assert!(!recompute.keeps_all());
+    }
+
+    #[test]
+    fn epochs_stand_in_place_of_steps() {
+        let text = "data.scenes = [{ image = \"a.tif\" }]";
+        let load = |settings: &[&str]| {
+            let settings: Vec<String> = settings.iter().map(ToString::to_string).collect();
+            Config::parse(text, Path::new("run.toml"), Path::new("/scenes"), &settings).unwrap()
+        };
+        assert_eq!(load(&[]).train.steps, Some(1000));
+        assert_eq!(load(&[]).train.length(), Length::Steps(1000));
+        let epochs = load(&["train.epochs=3"]).train;
+        assert_eq!((epochs.steps, epochs.length()), (None, Length::Epochs(3)));
+        assert_eq!(epochs.length().end(21), Some(63));
     }
 
     #[test]
@@ -396,7 +468,14 @@ mod tests {
     fn the_effective_configuration_reads_back_as_itself() {
         let config = load(
             "",
-            &["zero.ranks=3", "train.clip_norm=1.0", "data.train=north"],
+            &[
+                "zero.ranks=3",
+                "train.clip_norm=1.0",
+                "data.train=north",
+                "train.nonfinite={ skip_then_abort = 3 }",
+                "train.groups=[{ match = \"*.bias\", frozen = true }]",
+                "zero.recompute={ \"stages.0.*\" = \"offload\" }",
+            ],
         )
         .unwrap();
         let again = Config::parse(

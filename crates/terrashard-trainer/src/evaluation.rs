@@ -21,7 +21,7 @@ use crate::training::same_scenes;
 /// Pixels are counted over all scenes together, as whole numbers, so the result does not depend on the number of ranks.
 ///
 /// # Errors
-/// [`Error::Checkpoint`], [`Error::Data`], [`Error::InvalidValue`] if the model takes other input than the configuration gives.
+/// [`Error::NotSupported`], [`Error::Checkpoint`], [`Error::Data`], [`Error::InvalidValue`] if the model takes other input than the configuration gives.
 pub fn test(
     config: &Config,
     checkpoint: &Path,
@@ -29,6 +29,7 @@ pub fn test(
     display: Display,
 ) -> Result<TestRecord> {
     let began = Instant::now();
+    config.check_runnable()?;
     let trained = TrainedModel::open(checkpoint)?;
     let data = &config.data;
     if trained.bands != data.bands || trained.model.scale != config.model.scale {

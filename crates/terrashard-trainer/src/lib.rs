@@ -1,7 +1,8 @@
 //! Trains, tests and runs Sentinel-2 super-resolution segmentation models on sharded model states.
 //!
 //! A [`config::Config`] becomes a run ([`training::fit`]), a run leaves a [`run_directory`] behind, and what stands there is
-//! measured ([`evaluation`]), laid over scenes ([`prediction`]), exported ([`export`]) and shown ([`report`]). [`commands`] is
+//! measured ([`evaluation`]), laid over scenes ([`prediction`]), exported ([`export`]) and shown ([`report`]); [`planning`] says
+//! beforehand what each stage would take. [`commands`] is
 //! the program `terrashard` around that.
 //!
 //! ```
@@ -10,7 +11,7 @@
 //!
 //! let text = r#"data.scenes = [{ image = "scene.tif", mask = "label.tif" }]"#;
 //! let config = Config::parse(text, Path::new("run.toml"), Path::new("/data"), &["train.steps=20".into()])?;
-//! assert_eq!(config.train.steps, 20);
+//! assert_eq!(config.train.steps, Some(20));
 //! assert_eq!(config.data.scenes[0].image, Path::new("/data/scene.tif"));
 //!
 //! let misspelt = Config::parse(text, Path::new("run.toml"), Path::new("/data"), &["train.stpes=20".into()]);
@@ -35,6 +36,7 @@ pub mod evaluation;
 pub mod export;
 pub mod mapping;
 mod output_file;
+pub mod planning;
 pub mod prediction;
 pub mod record;
 pub mod report;

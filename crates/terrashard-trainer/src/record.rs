@@ -10,7 +10,7 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use terrashard_data::baseline::Score;
 use terrashard_layout::{RankBytes, Stage};
 
@@ -22,7 +22,8 @@ use crate::run_directory::RunDirectory;
 pub struct StepRecord {
     /// The step, counted from 1.
     pub step: u64,
-    /// The loss over all ranks and micro-batches.
+    /// The loss over all ranks and micro-batches; of a step that was skipped maybe NaN, which JSON writes as null.
+    #[serde(deserialize_with = "nan_if_null")]
     pub loss: f64,
     /// The learning rate.
     pub lr: f64,
@@ -37,6 +38,10 @@ pub struct StepRecord {
     /// The terms of the loss, unweighted.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub terms: BTreeMap<String, f64>,
+}
+
+fn nan_if_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
 }
 
 impl StepRecord {
@@ -73,6 +78,9 @@ pub struct SessionRecord {
     pub resumed_from_step: Option<u64>,
     /// The last step it made.
     pub last_step: u64,
+    /// Steps of the whole run; 0 in records of earlier versions.
+    #[serde(default)]
+    pub steps: u64,
     /// Number of ranks.
     pub ranks: usize,
     /// ZeRO stage.

@@ -93,10 +93,15 @@ pub fn write(run: &RunDirectory, out: &Path, prediction: Option<&Path>) -> Resul
     replace(&out.join("report.html"), page.as_bytes())
 }
 
-/// The mean of the last twentieth of the steps, at least one.
+/// The mean of the last twentieth of the steps that were applied, at least one.
 fn final_loss(steps: &[StepRecord]) -> Option<f64> {
-    let last = &steps[steps.len() - steps.len().div_ceil(20)..];
-    (!last.is_empty()).then(|| last.iter().map(|step| step.loss).sum::<f64>() / last.len() as f64)
+    let applied: Vec<f64> = steps
+        .iter()
+        .filter(|step| !step.skipped)
+        .map(|step| step.loss)
+        .collect();
+    let last = &applied[applied.len() - applied.len().div_ceil(20)..];
+    (!last.is_empty()).then(|| last.iter().sum::<f64>() / last.len() as f64)
 }
 
 fn median(mut values: Vec<f64>) -> f64 {

@@ -2,22 +2,23 @@
 
 use crate::config::{Schedule, TrainSection};
 
-/// The learning rate of `step`, counted from 1 to `train.steps`.
+/// The learning rate of the `applied`-th step that changes the parameters, counted from 1, of a run of `steps` steps.
 ///
-/// It rises in a straight line over `warmup_steps` to `train.lr` and then falls as the schedule says, so that the
-/// step after the last would have rate 0 (unless it is constant).
-pub fn learning_rate(train: &TrainSection, step: u64) -> f64 {
-    let (warmup, index) = (train.warmup_steps, step - 1);
+/// It rises in a straight line over `warmup_steps` to `train.lr` and then falls to `train.min_lr` as the schedule says, so that
+/// the step after the last would have that rate (unless it is constant). A step that is skipped because of a number that is
+/// not finite does not count: the next one has the rate that it would have had.
+pub fn learning_rate(train: &TrainSection, steps: u64, applied: u64) -> f64 {
+    let (warmup, index) = (train.warmup_steps, applied - 1);
     if index < warmup {
-        return train.lr * step as f64 / warmup as f64;
+        return train.lr * applied as f64 / warmup as f64;
     }
-    let done = (index - warmup) as f64 / (train.steps - warmup) as f64;
-    let factor = match train.schedule {
-        Schedule::Constant => 1.0,
-        Schedule::Poly => 1.0 - done,
+    let done = (index - warmup) as f64 / (steps - warmup) as f64;
+    let left = match train.schedule {
+        Schedule::Constant => return train.lr,
+        Schedule::Poly => (1.0 - done).powf(train.power.unwrap_or(1.0)),
         Schedule::Cosine => 0.5 * (1.0 + (std::f64::consts::PI * done).cos()),
     };
-    train.lr * factor
+    train.min_lr + (train.lr - train.min_lr) * left
 }
 
 #[cfg(test)]
@@ -25,16 +26,10 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(schedule: Schedule, warmup_steps: u64, expected: [f64; 4]) {
-        let train = TrainSection {
-            steps: 4,
-            lr: 8.0,
-            schedule,
-            warmup_steps,
-            ..TrainSection::default()
-        };
+    fn check(train: TrainSection, expected: [f64; 4]) {
+        let train = TrainSection { lr: 8.0, ..train };
         for (step, expected) in (1..=4).zip(expected) {
-            let rate = learning_rate(&train, step);
+            let rate = learning_rate(&train, 4, step);
             assert!(
                 (rate - expected).abs() < 1e-12,
                 "step {step}: {rate}, expected {expected}"
@@ -42,20 +37,44 @@ mod tests {
         }
     }
 
+    fn schedule(schedule: Schedule) -> TrainSection {
+        TrainSection {
+            schedule,
+            ..TrainSection::default()
+        }
+    }
+
     #[test]
     fn rates_by_step() {
-        check(Schedule::Constant, 0, [8.0, 8.0, 8.0, 8.0]);
-        check(Schedule::Poly, 0, [8.0, 6.0, 4.0, 2.0]);
-        check(Schedule::Poly, 2, [4.0, 8.0, 8.0, 4.0]);
+        check(schedule(Schedule::Constant), [8.0, 8.0, 8.0, 8.0]);
+        check(schedule(Schedule::Poly), [8.0, 6.0, 4.0, 2.0]);
+        let root = 0.5f64.sqrt();
         check(
-            Schedule::Cosine,
-            0,
-            [
-                8.0,
-                4.0 * (1.0 + 0.5f64.sqrt()),
-                4.0,
-                4.0 * (1.0 - 0.5f64.sqrt()),
-            ],
+            schedule(Schedule::Cosine),
+            [8.0, 4.0 * (1.0 + root), 4.0, 4.0 * (1.0 - root)],
         );
+    }
+
+    #[test]
+    fn a_warm_up_comes_first() {
+        let warmed = TrainSection {
+            warmup_steps: 2,
+            ..schedule(Schedule::Poly)
+        };
+        check(warmed, [4.0, 8.0, 8.0, 4.0]);
+    }
+
+    #[test]
+    fn powers_and_lowest_rates() {
+        let square = TrainSection {
+            power: Some(2.0),
+            ..schedule(Schedule::Poly)
+        };
+        check(square, [8.0, 4.5, 2.0, 0.5]);
+        let lifted = TrainSection {
+            min_lr: 4.0,
+            ..schedule(Schedule::Poly)
+        };
+        check(lifted, [8.0, 7.0, 6.0, 5.0]);
     }
 }

@@ -4,9 +4,11 @@ mod rank;
 mod resume;
 mod same_training;
 mod saving;
+mod settings;
 
 pub(crate) use same_training::same_scenes;
 pub(crate) use saving::TOOL;
+pub(crate) use settings::parameter_groups;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,9 +16,11 @@ use std::time::Instant;
 
 use terrashard_collectives::local::{self, LocalCommunicator, RunError};
 use terrashard_data::Chips;
-use terrashard_layout::{LayoutConfig, RankBytes, SampleOrder, ShardTable, Stage};
+use terrashard_layout::{
+    BatchShape, LayoutConfig, RankBytes, SampleOrder, ShardTable, Stage, Window,
+};
 
-use crate::config::{Batch, Config, Device};
+use crate::config::{Batch, Config, Device, Length};
 use crate::dataset::Dataset;
 use crate::error::{Error, Result};
 use crate::record::{Display, HeldBytes, SessionRecord};
@@ -60,13 +64,25 @@ struct Plan<'a> {
     chips: Arc<Chips>,
     order: SampleOrder,
     start: Start,
+    /// Steps of the whole run, which the schedule spreads over.
+    steps: u64,
+    /// The cursor at which the stream of samples ends, if it does.
+    end: Option<u64>,
+    /// The last step of this call.
     last_step: u64,
 }
 
 impl Plan<'_> {
-    /// Global samples taken before `step`, counted from 1.
-    fn cursor(&self, step: u64) -> u64 {
-        self.start.cursor() + (step - 1 - self.start.step()) * self.batch.global as u64
+    /// The samples of `step`, counted from 1. That after the last step is empty where the stream ends there.
+    fn window(&self, step: u64) -> Window {
+        let taken = (step - 1 - self.start.step()) * self.batch.global as u64;
+        let cursor = self.start.cursor() + taken;
+        let cursor = self.end.map_or(cursor, |end| cursor.min(end));
+        self.shape().window(cursor, self.end)
+    }
+
+    fn shape(&self) -> BatchShape {
+        self.batch.shape()
     }
 }
 
@@ -90,6 +106,7 @@ pub fn fit(config: &Config, options: &FitOptions) -> Result<Fitted> {
             remedy: "no high-resolution target can be named in `data` yet, so set `model.superres = false`".into(),
         });
     }
+    config.check_runnable()?;
     let ranks = config.zero.ranks.count(options.device);
     let chips = Dataset::open(config)?.training_chips(config)?;
     if chips.len() < ranks {
@@ -100,9 +117,17 @@ pub fn fit(config: &Config, options: &FitOptions) -> Result<Fitted> {
     }
     let batch = Batch::resolve(&config.train, ranks)?;
     let start = Start::find(config, batch, &options.run)?;
-    let last_step = options
-        .stop_after
-        .map_or(config.train.steps, |stop| stop.min(config.train.steps));
+    let length = config.train.length();
+    let end = length.end(chips.len());
+    let steps = match length {
+        Length::Steps(steps) => steps,
+        Length::Epochs(_) => {
+            let left = end.unwrap_or(0).saturating_sub(start.cursor());
+            start.step() + batch.shape().steps(left)
+        }
+    };
+    config.train.check_warmup(steps)?;
+    let last_step = options.stop_after.map_or(steps, |stop| stop.min(steps));
     if start.step() >= last_step {
         return Ok(Fitted::NothingToDo { step: start.step() });
     }
@@ -113,6 +138,8 @@ pub fn fit(config: &Config, options: &FitOptions) -> Result<Fitted> {
         batch,
         order: SampleOrder::new(chips.len(), config.train.seed)?,
         chips: Arc::new(chips),
+        steps,
+        end,
         last_step,
         start,
     };
@@ -127,6 +154,7 @@ pub fn fit(config: &Config, options: &FitOptions) -> Result<Fitted> {
         name: options.name.clone(),
         resumed_from_step: plan.start.resumed_from(),
         last_step: plan.last_step,
+        steps: plan.steps,
         ranks,
         stage: config.zero.stage,
         global_batch: batch.global,

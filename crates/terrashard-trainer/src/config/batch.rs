@@ -1,5 +1,6 @@
 //! How many samples a step takes, and how they are shared among ranks and micro-batches.
 
+use terrashard_layout::BatchShape;
 use terrashard_models::Loss;
 
 use super::TrainSection;
@@ -17,6 +18,15 @@ pub struct Batch {
 }
 
 impl Batch {
+    /// How a step's samples are shared out; the ranks follow from the sizes.
+    pub fn shape(&self) -> BatchShape {
+        BatchShape {
+            ranks: self.global / (self.micro * self.accumulate),
+            micro_batch: self.micro,
+            accumulate: self.accumulate,
+        }
+    }
+
     /// Derives the sizes that are not given. Without any of the three a step is one sample on each rank.
     ///
     /// # Errors
@@ -24,14 +34,18 @@ impl Batch {
     /// a loss that is no sum over samples.
     pub fn resolve(train: &TrainSection, ranks: usize) -> Result<Self> {
         let unfit = |reason: String| Error::Batch { ranks, reason };
-        let divide = |global: usize, (name, by): (&str, usize)| match by > 0
-            && global > 0
-            && global.is_multiple_of(by * ranks)
-        {
-            true => Ok(global / (by * ranks)),
-            false => Err(unfit(format!(
-                "global_batch = {global} is not a multiple of {name} x ranks = {by} x {ranks}"
-            ))),
+        if [train.global_batch, train.micro_batch, train.accumulate].contains(&Some(0)) {
+            return Err(unfit("a size is 0".into()));
+        }
+        let divide = |global: usize, (name, by): (&str, usize)| {
+            let fits = by
+                .checked_mul(ranks)
+                .filter(|divisor| global.is_multiple_of(*divisor));
+            fits.map(|divisor| global / divisor).ok_or_else(|| {
+                unfit(format!(
+                    "global_batch = {global} is not a multiple of {name} x ranks = {by} x {ranks}"
+                ))
+            })
         };
         let (micro, accumulate) = match (train.global_batch, train.micro_batch, train.accumulate) {
             (None, micro, accumulate) => (micro.unwrap_or(1), accumulate.unwrap_or(1)),
@@ -42,9 +56,6 @@ impl Batch {
             (Some(global), Some(micro), None) => (micro, divide(global, ("micro_batch", micro))?),
             (Some(_), Some(micro), Some(accumulate)) => (micro, accumulate),
         };
-        if micro == 0 || accumulate == 0 {
-            return Err(unfit("a size is 0".into()));
-        }
         if accumulate > 1 && train.loss == Loss::BceDice {
             // Dice is a ratio of sums over the whole step; micro-batches one after another cannot share its sums.
             return Err(Error::NotSupported {
@@ -54,7 +65,10 @@ impl Batch {
                         .into(),
             });
         }
-        let global = micro * accumulate * ranks;
+        let global = micro
+            .checked_mul(accumulate)
+            .and_then(|samples| samples.checked_mul(ranks))
+            .ok_or_else(|| unfit(format!("{micro} x {accumulate} x {ranks} is too large")))?;
         match train.global_batch {
             Some(given) if given != global => Err(unfit(format!(
                 "global_batch = {given}, but {micro} x {accumulate} x {ranks} = {global}"
@@ -133,6 +147,12 @@ mod tests {
             [Some(7), None, None],
             [Some(8), Some(2), Some(2)],
             [None, Some(0), None],
+            [None, None, Some(0)],
+            [Some(0), None, None],
+            [Some(0), Some(2), None],
+            [Some(12), None, Some(5)],
+            [Some(12), Some(usize::MAX), None],
+            [None, Some(usize::MAX), Some(2)],
         ] {
             let error = resolve(sizes, 3).unwrap_err();
             assert!(error.to_string().contains("train.global_batch"), "{error}");

@@ -8,62 +8,17 @@ use toml::{Table, Value};
 use terrashard_data::{Scaling, Selection};
 use terrashard_models::ModelConfig;
 
-use super::sections::{
-    CheckpointSection, Config, DataSection, LogSection, SceneEntry, TrainSection, ZeroSection,
-};
+use super::sections::{CheckpointSection, Config, DataSection, LogSection, SceneEntry};
+use super::train::{GroupEntry, TrainSection};
+use super::zero::ZeroSection;
 use crate::error::{Error, Result};
 
 /// The sections, each a table.
 pub(super) const SECTIONS: [&str; 6] = ["model", "data", "train", "zero", "checkpoint", "log"];
 
-/// Options whose names are settled but that do not work yet, each with the value that means "off" and is accepted.
-const LATER: [(&str, &str); 11] = [
-    ("train.deterministic", "true"),
-    ("train.precision", "\"fp32\""),
-    ("zero.offload", "false"),
-    ("zero.offload_fraction", "0.0"),
-    ("zero.recompute", "false"),
-    ("zero.prefetch", "0"),
-    ("zero.reduce_dtype", "\"fp32\""),
-    ("zero.shard_group", "0"),
-    ("zero.overlap", "false"),
-    ("checkpoint.keep_best", "0"),
-    ("checkpoint.async", "false"),
-];
-
-/// Refuses unknown keys and options that do not work yet; takes the latter out of the table where they are off.
-pub(super) fn check(table: &mut Table, path: &Path) -> Result<()> {
-    for (key, off) in LATER {
-        let (section, name) = key.split_once('.').expect("each has a section");
-        let Some(section) = table.get_mut(section).and_then(Value::as_table_mut) else {
-            continue;
-        };
-        let Some(value) = section.get(name) else {
-            continue;
-        };
-        if value.to_string() != off {
-            return Err(Error::NotSupported {
-                key: key.into(),
-                remedy: format!("leave it out, or write `{off}`"),
-            });
-        }
-        if key != "train.precision" {
-            section.remove(name);
-        }
-    }
-    if table
-        .get("zero")
-        .and_then(|zero| zero.get("stage"))
-        .and_then(Value::as_integer)
-        == Some(3)
-    {
-        return Err(Error::NotSupported {
-            key: "zero.stage = 3".into(),
-            remedy: "use stage 0, 1 or 2".into(),
-        });
-    }
-    let known = known();
-    walk("", table, &known, path)
+/// Refuses unknown keys.
+pub(super) fn check(table: &Table, path: &Path) -> Result<()> {
+    walk("", table, &known(), path)
 }
 
 /// Every key with its sections, as dotted paths.
@@ -72,13 +27,14 @@ fn known() -> Vec<String> {
         .iter()
         .map(|name| name.to_string())
         .collect();
-    let nested: [(&str, &[&str]); 9] = [
+    let nested: [(&str, &[&str]); 10] = [
         ("model", fields::<ModelConfig>()),
         ("data", fields::<DataSection>()),
         ("data.scenes", fields::<SceneEntry>()),
         ("data.scaling", fields::<Scaling>()),
         ("data.selection", fields::<Selection>()),
         ("train", fields::<TrainSection>()),
+        ("train.groups", fields::<GroupEntry>()),
         ("zero", fields::<ZeroSection>()),
         ("checkpoint", fields::<CheckpointSection>()),
         ("log", fields::<LogSection>()),

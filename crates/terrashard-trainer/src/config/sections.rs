@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use serde::de::{self, Deserializer};
 use serde::{Deserialize, Serialize};
 use terrashard_data::{Band, Region, Scaling, Selection};
-use terrashard_layout::Stage;
-use terrashard_models::{Loss, ModelConfig};
+use terrashard_models::ModelConfig;
+
+use super::{TrainSection, ZeroSection};
 
 /// A whole configuration.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -108,154 +109,6 @@ pub struct SceneEntry {
     pub image: PathBuf,
     /// The label on the fine grid: 1 foreground, 0 background, 255 neither.
     pub mask: Option<PathBuf>,
-}
-
-/// `[train]`: the steps.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct TrainSection {
-    /// Optimizer steps. Default: 1000.
-    pub steps: u64,
-    /// Samples of one forward pass on one rank; with the next two, any two give the third.
-    pub micro_batch: Option<usize>,
-    /// Samples of one step over all ranks.
-    pub global_batch: Option<usize>,
-    /// Micro-batches of one rank in one step.
-    pub accumulate: Option<usize>,
-    /// Peak learning rate. Default: 6e-5.
-    pub lr: f64,
-    /// Decoupled weight decay of AdamW. Default: 0.01.
-    pub weight_decay: f64,
-    /// How the learning rate falls. Default: `constant`.
-    pub schedule: Schedule,
-    /// Steps over which the learning rate rises from 0 first. Default: 0.
-    pub warmup_steps: u64,
-    /// Largest global norm of a step's gradient. Default: no clipping.
-    pub clip_norm: Option<f64>,
-    /// Seed of initial values, sample order and augmentation. Default: 0.
-    pub seed: u64,
-    /// What the segmentation map is trained with. Default: `focal`.
-    pub loss: Loss,
-    /// Element type of the computation. Default: `fp32`.
-    pub precision: Precision,
-    /// What happens at a loss or gradient that is not finite. Default: `abort`.
-    pub nonfinite: NonFinite,
-}
-
-impl Default for TrainSection {
-    fn default() -> Self {
-        Self {
-            steps: 1000,
-            micro_batch: None,
-            global_batch: None,
-            accumulate: None,
-            lr: 6e-5,
-            weight_decay: 0.01,
-            schedule: Schedule::Constant,
-            warmup_steps: 0,
-            clip_norm: None,
-            seed: 0,
-            loss: Loss::Focal,
-            precision: Precision::Fp32,
-            nonfinite: NonFinite::Abort,
-        }
-    }
-}
-
-/// How the learning rate falls after the warm-up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Schedule {
-    /// Not at all.
-    Constant,
-    /// In a straight line to 0, as SegFormer was trained.
-    Poly,
-    /// Along half a cosine to 0.
-    Cosine,
-}
-
-/// Element type of the computation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Precision {
-    /// 32-bit floats.
-    Fp32,
-}
-
-/// What happens at a loss or gradient that is not finite.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum NonFinite {
-    /// The run ends with an error.
-    Abort,
-}
-
-/// `[zero]`: who owns which model states.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct ZeroSection {
-    /// What is sharded: 0 nothing, 1 optimizer states, 2 gradients as well. Default: 0.
-    pub stage: Stage,
-    /// Number of ranks. `auto`, the default, is one for each GPU, and one on the CPU, whose cores one rank can fill.
-    pub ranks: Ranks,
-    /// Largest bucket of gradients in bytes. Default: derived from the model.
-    pub bucket_bytes: Option<usize>,
-    /// Parameters below this many bytes stay whole on every rank at stage 3. Default: 0.
-    pub persist_bytes: usize,
-}
-
-impl Default for ZeroSection {
-    fn default() -> Self {
-        Self {
-            stage: Stage::Zero,
-            ranks: Ranks::Auto,
-            bucket_bytes: None,
-            persist_bytes: 0,
-        }
-    }
-}
-
-/// Number of ranks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "toml::Value", into = "toml::Value")]
-pub enum Ranks {
-    /// One for each GPU; one on the CPU.
-    Auto,
-    /// This many.
-    Count(usize),
-}
-
-impl Ranks {
-    /// The number on `device`.
-    pub fn count(self, device: Device) -> usize {
-        match (self, device) {
-            (Ranks::Count(count), _) => count,
-            (Ranks::Auto, Device::Cpu) => 1,
-        }
-    }
-}
-
-impl TryFrom<toml::Value> for Ranks {
-    type Error = String;
-
-    fn try_from(value: toml::Value) -> Result<Self, String> {
-        match &value {
-            toml::Value::String(word) if word == "auto" => Ok(Ranks::Auto),
-            toml::Value::Integer(count) if *count >= 0 => Ok(Ranks::Count(*count as usize)),
-            _ => Err(format!(
-                "got {value}, expected \"auto\" or a number of ranks"
-            )),
-        }
-    }
-}
-
-impl From<Ranks> for toml::Value {
-    fn from(ranks: Ranks) -> Self {
-        match ranks {
-            Ranks::Auto => toml::Value::String("auto".into()),
-            Ranks::Count(count) => toml::Value::Integer(count as i64),
-        }
-    }
 }
 
 /// Where the tensors are.

@@ -141,6 +141,7 @@ fn loss(content: &Content<'_>) -> String {
     let points: Vec<(f64, f64)> = content
         .steps
         .iter()
+        .filter(|step| step.loss.is_finite())
         .map(|step| (step.step as f64, step.loss))
         .collect();
     if points.is_empty() {

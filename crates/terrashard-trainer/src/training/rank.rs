@@ -8,13 +8,12 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 use terrashard_collectives::Communicator;
 use terrashard_collectives::local::LocalCommunicator;
 use terrashard_data::{Batch as Samples, Loader, LoaderOptions};
-use terrashard_layout::ShardTable;
+use terrashard_layout::{ShardTable, Window};
 use terrashard_models::{Losses, Normalizers, S2s2Net, Scope, Targets, initial_value};
 use terrashard_ops::{Labels, Masks, Mode, Pass, SumOverRanks};
-use terrashard_zero::{
-    AdamW, Initial, NonFinite, Optimizer, StepOutcome, ZeroConfig, ZeroOptimizer,
-};
+use terrashard_zero::{Initial, StepOutcome, ZeroOptimizer, declared};
 
+use super::settings::zero_config;
 use super::{Plan, saving};
 use crate::error::{Error, Result};
 use crate::record::{HeldBytes, Metrics, Progress, StepRecord, counted};
@@ -56,7 +55,9 @@ impl<'a> Rank<'a> {
         let device = Device::flex();
         let model = config.model.init(&device)?;
         let values = |name: &str, shape: &[usize]| initial_value(name, shape, seed);
-        let zero = zero_config(plan);
+        let parameters = declared(&model);
+        let names = parameters.iter().map(|parameter| parameter.name.as_str());
+        let zero = zero_config(config, plan.batch, names)?;
         let mut optimizer = ZeroOptimizer::new(
             &model,
             zero,
@@ -71,7 +72,7 @@ impl<'a> Rank<'a> {
             micro_batch: plan.batch.micro,
             accumulate: plan.batch.accumulate,
             cursor: plan.start.cursor(),
-            end: None,
+            end: plan.end,
             steps: Some(plan.last_step - plan.start.step()),
             prefetch: PREFETCH,
         };
@@ -79,13 +80,8 @@ impl<'a> Rank<'a> {
         let told = match communicator.rank() {
             0 => {
                 let every = Duration::from_secs_f64(config.log.seconds);
-                let progress = Progress::new(
-                    plan.display,
-                    "step",
-                    plan.start.step(),
-                    config.train.steps,
-                    every,
-                );
+                let progress =
+                    Progress::new(plan.display, "step", plan.start.step(), plan.steps, every);
                 progress.say(&opening(plan, optimizer.table()));
                 Some((Metrics::open(plan.run)?, progress))
             }
@@ -108,8 +104,7 @@ impl<'a> Rank<'a> {
         for step in self.plan.start.step() + 1..=self.plan.last_step {
             self.step(step)?;
             if step == self.plan.last_step || (every > 0 && step.is_multiple_of(every)) {
-                let cursor = self.plan.cursor(step + 1);
-                saving::save(self.plan, step, cursor, &self.optimizer, &self.model)?;
+                saving::save(self.plan, step, &self.optimizer, &self.model)?;
             }
         }
         if let Some((_, progress)) = &self.told {
@@ -124,33 +119,42 @@ impl<'a> Rank<'a> {
     /// One optimizer step: the micro-batches, the update, the record.
     fn step(&mut self, step: u64) -> Result<()> {
         let began = Instant::now();
-        let normalizers = self.normalizers(step)?;
+        let window = self.plan.window(step);
+        let normalizers = self.normalizers(&window)?;
         let mut sums = Terms::default();
-        for _ in 0..self.plan.batch.accumulate {
+        for number in 0..self.plan.batch.accumulate {
             let batch = self
                 .loader
                 .next()
                 .expect("the loader has every step of the plan")?
                 .batch;
+            if window.is_idle(number) {
+                continue;
+            }
             let losses = self.forward(step, batch, &normalizers);
             sums.add(&losses);
             self.optimizer.backward(losses.total)?;
         }
         self.count_held();
-        let lr = learning_rate(&self.plan.config.train, step);
+        let train = &self.plan.config.train;
+        let lr = learning_rate(train, self.plan.steps, self.optimizer.steps() + 1);
         let (grad_norm, sums, skipped) = match self.optimizer.step(lr, &sums.0)? {
-            StepOutcome::Applied { norm, scalars, .. } => (norm, scalars, false),
-            StepOutcome::Skipped { scalars, .. } => (0.0, scalars, true),
+            StepOutcome::Applied { norm, scalars, .. } => (norm, scalars, None),
+            StepOutcome::Skipped {
+                scalars, origin, ..
+            } => (0.0, scalars, Some(origin)),
         };
         let loss = sums[0];
-        if !loss.is_finite() {
+        // A gradient that is not finite is the optimizer's to judge; a loss that is not, with gradients that are, is nothing
+        // to go on from.
+        if skipped.is_none() && !loss.is_finite() {
             return Err(Error::NonFinite { step, loss });
         }
         let Some((metrics, progress)) = &mut self.told else {
             return Ok(());
         };
         let seconds = began.elapsed().as_secs_f64();
-        let images = self.plan.batch.global;
+        let images = (window.samples().end - window.samples().start) as usize;
         let terms = Terms::named(&sums, self.plan.config);
         let images_s = images as f64 / seconds;
         metrics.append(&StepRecord {
@@ -159,20 +163,24 @@ impl<'a> Rank<'a> {
             lr,
             images_s,
             grad_norm,
-            skipped,
+            skipped: skipped.is_some(),
             seconds,
             terms,
         })?;
+        if let Some(origin) = skipped {
+            progress.say(&format!(
+                "step {step} was skipped: a gradient is not finite; {origin}"
+            ));
+        }
         progress.advance(step, Some(loss), images);
         Ok(())
     }
 
     /// The counts of a whole step over all ranks. Labels are counted when chips are cut, so every rank knows them.
-    fn normalizers(&self, step: u64) -> Result<Normalizers> {
-        let cursor = self.plan.cursor(step);
-        let window = cursor..cursor + self.plan.batch.global as u64;
-        let counts = self.plan.chips.class_counts(&self.plan.order, window)?;
-        let samples = self.plan.batch.global as f64;
+    fn normalizers(&self, window: &Window) -> Result<Normalizers> {
+        let cursors = window.samples();
+        let samples = (cursors.end - cursors.start) as f64;
+        let counts = self.plan.chips.class_counts(&self.plan.order, cursors)?;
         Ok(Normalizers {
             samples,
             valid_pixels: counts.iter().sum::<u64>() as f64,
@@ -253,22 +261,6 @@ fn opening(plan: &Plan<'_>, table: &ShardTable) -> String {
     match plan.start.resumed_from() {
         Some(step) => format!("{begins}, resumed from step {step}"),
         None => begins,
-    }
-}
-
-fn zero_config(plan: &Plan<'_>) -> ZeroConfig {
-    let (zero, train) = (&plan.config.zero, &plan.config.train);
-    ZeroConfig {
-        stage: zero.stage,
-        bucket_bytes: zero.bucket_bytes,
-        accumulate: plan.batch.accumulate,
-        optimizer: Optimizer::AdamW(AdamW {
-            weight_decay: train.weight_decay,
-            ..AdamW::default()
-        }),
-        clip_norm: train.clip_norm,
-        nonfinite: NonFinite::Abort,
-        ..ZeroConfig::default()
     }
 }
 

@@ -2,12 +2,13 @@
 
 use std::ops::Range;
 
-use terrashard_checkpoint::{Checkpoint, Kind, in_force};
+use serde_json::Value;
+use terrashard_checkpoint::{Checkpoint, Kind, State, in_force};
 use terrashard_models::S2s2Net;
 use terrashard_zero::{Progress, StateKind, ZeroOptimizer};
 
 use super::same_training::{Difference, difference};
-use super::saving::kind;
+use super::saving::{self, kind};
 use crate::config::{Batch, Config, Resume};
 use crate::error::{Error, Result};
 use crate::run_directory::RunDirectory;
@@ -88,13 +89,23 @@ impl Start {
                 .read(name, kind(of), interval)
                 .map_err(Into::into)
         };
-        let progress = Progress {
-            steps: checkpoint.state().step,
-            ..optimizer.progress()
-        };
-        optimizer.load(progress, &read)?;
+        optimizer.load(progress(checkpoint.state(), optimizer.progress()), &read)?;
         load_buffers(model, |name, length| {
             Ok(checkpoint.read(name, Kind::Buffer, 0..length)?)
         })
+    }
+}
+
+/// How far the optimizer was. What a checkpoint of an earlier version does not say is as it was then: no step was skipped, and
+/// nothing was scaled.
+fn progress(state: &State, fresh: Progress) -> Progress {
+    let number = |name: &str| state.values.get(name).and_then(Value::as_u64);
+    let small = |name: &str| number(name).and_then(|number| u32::try_from(number).ok());
+    let scale = state.values.get(saving::LOSS_SCALE).and_then(Value::as_f64);
+    Progress {
+        steps: number(saving::APPLIED_STEPS).unwrap_or(state.step),
+        skipped: small(saving::SKIPPED_IN_A_ROW).unwrap_or(0),
+        loss_scale: scale.unwrap_or(fresh.loss_scale),
+        steady: small(saving::STEADY_STEPS).unwrap_or(0),
     }
 }

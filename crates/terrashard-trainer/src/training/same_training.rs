@@ -18,8 +18,8 @@ pub(super) struct Difference {
     pub theirs: String,
 }
 
-/// The first key that makes `ours` another training than `theirs`: of the model, of the data that is trained on, the seed or
-/// the loss. How it is sharded, how long it goes on, and how fast may change.
+/// The first key that makes `ours` another training than `theirs`: of the model, of the data that is trained on, the seed,
+/// the loss or the update rule. How it is sharded, how long it goes on, and how fast may change.
 pub(super) fn difference(ours: &Config, theirs: &Config) -> Option<Difference> {
     let mut theirs = theirs.clone();
     if same_scenes(&ours.data.scenes, &theirs.data.scenes) {
@@ -56,7 +56,7 @@ fn defining(config: &Config) -> Table {
         data.retain(|key, _| !FREE.contains(&key));
     }
     if let Some(Value::Table(train)) = whole.get_mut("train") {
-        train.retain(|key, _| ["seed", "loss"].contains(&key));
+        train.retain(|key, _| ["seed", "loss", "optimizer"].contains(&key));
     }
     whole.retain(|section, _| ["model", "data", "train"].contains(&section));
     whole

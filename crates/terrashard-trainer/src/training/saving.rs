@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 use terrashard_checkpoint::{ElementType, Kind, Piece, Saver, State, TensorSpec, prune};
 use terrashard_models::S2s2Net;
-use terrashard_zero::{StateKind, StatePiece, ZeroOptimizer};
+use terrashard_zero::{Progress, StateKind, StatePiece, ZeroOptimizer};
 
 use super::Plan;
 use crate::error::{Error, Result};
@@ -12,11 +12,19 @@ use crate::trained_model::THRESHOLD;
 /// The program's name and version, as checkpoints and model files carry it.
 pub(crate) const TOOL: &str = concat!("terrashard ", env!("CARGO_PKG_VERSION"));
 
-/// Saves the run after `step`; the samples from `cursor` on are still to come. Collective.
+/// The value of a checkpoint that counts the steps which changed the parameters: those that were not skipped.
+pub(super) const APPLIED_STEPS: &str = "applied_steps";
+/// That which counts the steps that were skipped since.
+pub(super) const SKIPPED_IN_A_ROW: &str = "skipped_in_a_row";
+/// The scale of the loss.
+pub(super) const LOSS_SCALE: &str = "loss_scale";
+/// Steps applied since the scale changed.
+pub(super) const STEADY_STEPS: &str = "steady_steps";
+
+/// Saves the run after `step`. Collective.
 pub(super) fn save(
     plan: &Plan<'_>,
     step: u64,
-    cursor: u64,
     optimizer: &ZeroOptimizer,
     model: &S2s2Net,
 ) -> Result<()> {
@@ -33,7 +41,7 @@ pub(super) fn save(
     saver.write(&pieces).map_err(Error::save)?;
     communicator.barrier()?;
     saver
-        .publish(&state(plan, step, cursor))
+        .publish(&state(plan, step, optimizer.progress()))
         .map_err(Error::save)?;
     communicator.barrier()?;
     if communicator.rank() == 0 {
@@ -81,16 +89,21 @@ fn buffer((name, values): &(String, Vec<f64>)) -> Piece<'static> {
     }
 }
 
-fn state(plan: &Plan<'_>, step: u64, cursor: u64) -> State {
+fn state(plan: &Plan<'_>, step: u64, progress: Progress) -> State {
     let values = [
         ("threshold", json!(THRESHOLD)),
         ("global_batch", json!(plan.batch.global)),
+        (APPLIED_STEPS, json!(progress.steps)),
+        (SKIPPED_IN_A_ROW, json!(progress.skipped)),
+        (LOSS_SCALE, json!(progress.loss_scale)),
+        (STEADY_STEPS, json!(progress.steady)),
     ];
     State {
         step,
-        cursor,
+        // The samples from here on are still to come.
+        cursor: plan.window(step + 1).samples().start,
         seed: plan.config.train.seed,
-        // The learning rate follows from the step alone.
+        // The learning rate follows from the number of applied steps alone.
         schedule: Value::Null,
         config: plan.config.to_toml(),
         tool: TOOL.into(),

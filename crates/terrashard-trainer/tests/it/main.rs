@@ -3,5 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod commands;
+mod epochs;
+mod plan;
 mod resume;
 mod scenario;

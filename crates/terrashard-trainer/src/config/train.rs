@@ -1,0 +1,221 @@
+//! `[train]`: how long, how fast, in which types and by which rule.
+
+use serde::{Deserialize, Serialize};
+use terrashard_models::Loss;
+
+/// `[train]`: the steps.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TrainSection {
+    /// Optimizer steps. Default: 1000, unless `epochs` is given.
+    pub steps: Option<u64>,
+    /// In place of `steps`: how often each sample is taken. The last step may have fewer samples than the others.
+    pub epochs: Option<u64>,
+    /// Samples of one forward pass on one rank; with the next two, any two give the third.
+    pub micro_batch: Option<usize>,
+    /// Samples of one step over all ranks.
+    pub global_batch: Option<usize>,
+    /// Micro-batches of one rank in one step.
+    pub accumulate: Option<usize>,
+    /// The update rule. Default: `adamw`.
+    pub optimizer: OptimizerRule,
+    /// Peak learning rate. Default: 6e-5.
+    pub lr: f64,
+    /// Decoupled weight decay of AdamW; for SGD, what is added to the gradient, times the parameter. Default: 0.01.
+    pub weight_decay: f64,
+    /// Decay of AdamW's first and second moment. Default: 0.9 and 0.999.
+    pub betas: Option<[f64; 2]>,
+    /// Added to the root of AdamW's second moment. Default: 1e-8.
+    pub eps: Option<f64>,
+    /// Momentum of SGD, 0 for none. Default: 0.9.
+    pub momentum: Option<f64>,
+    /// Whether SGD looks ahead by its momentum (Nesterov). Default: `false`.
+    pub nesterov: Option<bool>,
+    /// How the learning rate falls. Default: `constant`.
+    pub schedule: Schedule,
+    /// Steps over which the learning rate rises from 0 first. Default: 0.
+    pub warmup_steps: u64,
+    /// Exponent of the schedule `poly`. Default: 1, a straight line.
+    pub power: Option<f64>,
+    /// What the schedules `poly` and `cosine` fall to. Default: 0.
+    pub min_lr: f64,
+    /// Largest global norm of a step's gradient. Default: no clipping.
+    pub clip_norm: Option<f64>,
+    /// Parameters that are treated apart; the first entry that matches a parameter's name takes it. Default: none.
+    pub groups: Vec<GroupEntry>,
+    /// Decay of the moving average of the parameters, which is kept beside them. Default: no average.
+    pub ema: Option<f64>,
+    /// Seed of initial values, sample order and augmentation. Default: 0.
+    pub seed: u64,
+    /// What the segmentation map is trained with. Default: `focal`.
+    pub loss: Loss,
+    /// Element type of the computation; optimizer states are in 32 bits in any case. Default: `fp32`.
+    pub precision: Precision,
+    /// What happens at a loss or gradient that is not finite. Default: `abort`.
+    pub nonfinite: NonFinite,
+    /// What happens where a parameter gets no gradient in a step. Default: `zero`.
+    pub unused: Unused,
+    /// Which samples the statistics of batch normalisation are of. Default: `sync`.
+    pub batch_norm: BatchNormStatistics,
+}
+
+impl Default for TrainSection {
+    fn default() -> Self {
+        Self {
+            steps: None,
+            epochs: None,
+            micro_batch: None,
+            global_batch: None,
+            accumulate: None,
+            optimizer: OptimizerRule::AdamW,
+            lr: 6e-5,
+            weight_decay: 0.01,
+            betas: None,
+            eps: None,
+            momentum: None,
+            nesterov: None,
+            schedule: Schedule::Constant,
+            warmup_steps: 0,
+            power: None,
+            min_lr: 0.0,
+            clip_norm: None,
+            groups: Vec::new(),
+            ema: None,
+            seed: 0,
+            loss: Loss::Focal,
+            precision: Precision::Fp32,
+            nonfinite: NonFinite::Abort,
+            unused: Unused::Zero,
+            batch_norm: BatchNormStatistics::Sync,
+        }
+    }
+}
+
+/// Steps of a run where neither `steps` nor `epochs` is given.
+const DEFAULT_STEPS: u64 = 1000;
+
+/// How long a run is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Length {
+    /// This many steps.
+    Steps(u64),
+    /// Each sample this often.
+    Epochs(u64),
+}
+
+impl Length {
+    /// The cursor at which the stream of samples ends, if it does.
+    pub fn end(self, samples: usize) -> Option<u64> {
+        match self {
+            Length::Steps(_) => None,
+            Length::Epochs(epochs) => Some(epochs.saturating_mul(samples as u64)),
+        }
+    }
+}
+
+impl TrainSection {
+    /// How long the run is. Of `steps` and `epochs` one at most is given.
+    pub fn length(&self) -> Length {
+        match (self.steps, self.epochs) {
+            (Some(steps), _) => Length::Steps(steps),
+            (None, Some(epochs)) => Length::Epochs(epochs),
+            (None, None) => Length::Steps(DEFAULT_STEPS),
+        }
+    }
+
+    /// Writes out the length where it is the default.
+    pub(super) fn settle(&mut self) {
+        if let (None, None) = (self.steps, self.epochs) {
+            self.steps = Some(DEFAULT_STEPS);
+        }
+    }
+}
+
+/// The update rule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OptimizerRule {
+    /// Adam with decoupled weight decay.
+    AdamW,
+    /// Gradient descent with momentum.
+    Sgd,
+}
+
+/// How the learning rate falls after the warm-up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Schedule {
+    /// Not at all.
+    Constant,
+    /// As a power of the share that is left, as SegFormer was trained with power 1.
+    Poly,
+    /// Along half a cosine.
+    Cosine,
+}
+
+/// Element type of the computation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    /// 32-bit floats.
+    Fp32,
+    /// 16-bit floats with the exponent of 32-bit ones.
+    Bf16,
+    /// 16-bit floats after IEEE 754, with a loss scale.
+    Fp16,
+}
+
+/// What happens at a loss or gradient that is not finite. Every rank does the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NonFinite {
+    /// The run ends with an error.
+    Abort,
+    /// The step is left out: parameters, states and learning rate stay as they were.
+    Skip,
+    /// The same for at most this many steps in a row; one more ends the run.
+    SkipThenAbort(u32),
+}
+
+/// What happens where a parameter gets no gradient in a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Unused {
+    /// Its gradient is zero.
+    Zero,
+    /// The run ends with an error that names it.
+    Error,
+}
+
+/// Which samples the statistics of batch normalisation are of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BatchNormStatistics {
+    /// Those of the rank.
+    Local,
+    /// Those of all ranks.
+    Sync,
+    /// Those of the rank in training; the running ones are averaged over ranks before they are tested or saved.
+    AverageAtSave,
+}
+
+/// One entry of `train.groups`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GroupEntry {
+    /// Names of its parameters, where `*` stands for any run of characters: `stages.0.*`, `*.bias`.
+    #[serde(rename = "match")]
+    pub pattern: String,
+    /// Factor on the learning rate. Default: 1.
+    #[serde(default = "one")]
+    pub lr_factor: f64,
+    /// Weight decay. Default: `train.weight_decay`.
+    pub weight_decay: Option<f64>,
+    /// Whether its parameters stay as they are. Default: `false`.
+    #[serde(default)]
+    pub frozen: bool,
+}
+
+fn one() -> f64 {
+    1.0
+}
