@@ -38,6 +38,9 @@ pub mod conformance;
 pub mod delayed;
 mod element;
 mod error;
+// Its tests need no MPI.
+#[cfg(any(feature = "mpi", test))]
+mod header;
 pub mod local;
 #[cfg(feature = "mpi")]
 pub mod mpi;

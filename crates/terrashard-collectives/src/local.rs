@@ -21,7 +21,7 @@ use std::thread;
 use burn::tensor::{Tensor, TensorData};
 
 use crate::traffic::Meter;
-use crate::{Call, Communicator, Error, Pending, Result, Traffic, Verb};
+use crate::{Call, Communicator, Pending, Result, Traffic, Verb};
 use group::{Group, Input};
 
 /// Stack of a rank's thread: what the main thread has on Linux, since models recurse as deep there.
@@ -192,9 +192,7 @@ impl LocalCommunicator {
             return Ok(Pending::ready(input));
         }
         let device = input.device();
-        let data = input.try_into_data().map_err(|source| Error::Read {
-            source: Arc::new(source),
-        })?;
+        let data = call.read(input, rank)?;
         let slot = self.group.publish(rank, call, Input::Elements(data))?;
         self.meter.count(&call, rank, ranks);
         let group = Arc::clone(&self.group);

@@ -36,7 +36,6 @@
 //! while others wait for it gives them [`Error::Left`].
 
 mod exchange;
-mod header;
 mod process;
 mod wire;
 mod worker;
@@ -212,14 +211,8 @@ impl MpiCommunicator {
             return Ok(Pending::ready(input));
         };
         let device = input.device();
-        let data = input.try_into_data().map_err(|source| Error::Read {
-            source: Arc::new(source),
-        })?;
-        let outcome = self.hand(jobs, call, |reply| Job::Call {
-            call,
-            input: data,
-            reply,
-        })?;
+        let input = call.read(input, rank)?;
+        let outcome = self.hand(jobs, call, |reply| Job::Call { call, input, reply })?;
         self.0.meter.count(&call, rank, ranks);
         Ok(Pending::new(move || {
             let result = outcome.wait()?;

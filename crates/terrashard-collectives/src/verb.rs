@@ -1,8 +1,9 @@
 //! What a rank can ask of its group.
 
 use std::fmt;
+use std::sync::Arc;
 
-use burn::tensor::{FloatDType, Tensor};
+use burn::tensor::{FloatDType, Tensor, TensorData};
 
 use crate::element::element_type;
 use crate::{Error, Result};
@@ -64,6 +65,20 @@ impl Call {
                 verb,
                 len,
                 dtype: element_type(input.dtype())?,
+            }),
+        }
+    }
+
+    /// What `rank` puts in of `input`: nothing where another rank is the root of a broadcast.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Read`].
+    pub(crate) fn read(&self, input: Tensor<1>, rank: usize) -> Result<TensorData> {
+        match self.verb {
+            Verb::Broadcast { root } if root != rank => Ok(TensorData::new(Vec::<f32>::new(), [0])),
+            _ => input.try_into_data().map_err(|source| Error::Read {
+                source: Arc::new(source),
             }),
         }
     }

@@ -8,7 +8,7 @@ use std::time::Instant;
 use burn::tensor::{DType, Device, Tensor};
 use clap::{Parser, ValueEnum};
 use terrashard_collectives::mpi::MpiWorld;
-use terrashard_collectives::{Communicator, Error, Result, conformance, local};
+use terrashard_collectives::{Communicator, Result, conformance, local};
 
 /// What the ranks do.
 #[derive(Parser)]
@@ -100,25 +100,34 @@ fn conforms(world: &MpiWorld) -> Result<()> {
     comm.barrier()?;
     let suite = started.elapsed().as_secs_f64();
 
-    let seconds = |calls: u32, len: usize| {
-        let started = Instant::now();
-        for _ in 0..calls {
-            comm.all_reduce(tensor(rank, len))?.wait()?;
-        }
-        Ok::<_, Error>(started.elapsed().as_secs_f64() / f64::from(calls))
-    };
-    let (small, large) = (seconds(200, 1)?, seconds(5, 4 << 20)?);
+    let small = seconds(&comm, 200, 1)?;
+    let large = seconds(&comm, 5, 4 << 20)?;
+    comm.barrier()?;
     if rank == 0 {
+        let threads = local::run(ranks, |comm| seconds(&comm, 5, 4 << 20));
+        let threads = threads.expect("threads conform, too")[0];
         let line = serde_json::json!({
             "suite": "conformance",
             "ranks": ranks,
             "seconds": suite,
             "all_reduce_of_1_element_us": small * 1e6,
             "all_reduce_of_16_mib_ms": large * 1e3,
+            "with_threads_ms": threads * 1e3,
         });
         println!("{line}");
     }
     Ok(())
+}
+
+/// Seconds that an all-reduce takes.
+fn seconds(comm: &dyn Communicator, calls: u32, len: usize) -> Result<f64> {
+    let input = tensor(comm.rank(), len);
+    comm.barrier()?;
+    let started = Instant::now();
+    for _ in 0..calls {
+        comm.all_reduce(input.clone())?.wait()?;
+    }
+    Ok(started.elapsed().as_secs_f64() / f64::from(calls))
 }
 
 /// Bits of all verbs' results for inputs whose sums depend on the order.

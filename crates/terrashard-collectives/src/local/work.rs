@@ -1,7 +1,8 @@
 //! What is left to do of a call once all ranks have published their inputs.
 
-use std::sync::OnceLock;
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard};
 
 use burn::tensor::TensorData;
 
@@ -16,8 +17,8 @@ const SEGMENT: usize = 1 << 16;
 #[derive(Debug)]
 pub(super) struct Work {
     call: Call,
-    /// One for each rank, in rank order.
-    inputs: Vec<TensorData>,
+    /// One for each rank, in rank order. An all-reduce lets go of them as soon as it has the sum.
+    inputs: RwLock<Vec<TensorData>>,
     /// The sum of an all-reduce, in segments; empty for other verbs, where no rank needs another's work.
     segments: Vec<OnceLock<Segment>>,
     claimed: AtomicUsize,
@@ -37,7 +38,7 @@ impl Work {
         let segments = (0..segments).map(|_| OnceLock::new()).collect();
         Self {
             call,
-            inputs,
+            inputs: RwLock::new(inputs),
             segments,
             claimed: AtomicUsize::new(0),
             done: AtomicUsize::new(0),
@@ -59,7 +60,7 @@ impl Work {
                 finished: &finished,
             };
             let range = index * SEGMENT..((index + 1) * SEGMENT).min(self.call.len);
-            let sum = with_element!(self.call.dtype, E => self.sum::<E>(range));
+            let sum = with_element!(self.call.dtype, E => Self::sum::<E>(&self.inputs(), range));
             claim.work.segments[index]
                 .set(Ok(sum))
                 .expect("a segment is claimed once");
@@ -77,14 +78,14 @@ impl Work {
     }
 
     fn collect<E: Summand>(&self, rank: usize) -> Result<TensorData> {
-        let ranks = self.inputs.len();
+        let inputs = self.inputs();
         let parts = match self.call.verb {
             Verb::ReduceScatter => {
-                let len = self.call.len / ranks;
-                return Ok(self.sum::<E>(rank * len..(rank + 1) * len));
+                let len = self.call.len / inputs.len();
+                return Ok(Self::sum::<E>(&inputs, rank * len..(rank + 1) * len));
             }
-            Verb::AllGather => self.inputs.iter().map(elements::<E>).collect(),
-            Verb::Broadcast { root } => vec![elements::<E>(&self.inputs[root])],
+            Verb::AllGather => inputs.iter().map(elements::<E>).collect(),
+            Verb::Broadcast { root } => vec![elements::<E>(&inputs[root])],
             Verb::Barrier | Verb::Split => Vec::new(),
             Verb::AllReduce => self
                 .segments()
@@ -94,6 +95,11 @@ impl Work {
         let joined = parts.concat();
         let len = joined.len();
         Ok(TensorData::new(joined, [len]))
+    }
+
+    fn inputs(&self) -> RwLockReadGuard<'_, Vec<TensorData>> {
+        // Nothing panics that has the right to change them.
+        self.inputs.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn segments(&self) -> impl Iterator<Item = Result<&TensorData>> {
@@ -109,9 +115,8 @@ impl Work {
     }
 
     /// The sum over ranks of the elements in `range`.
-    fn sum<E: Summand>(&self, range: std::ops::Range<usize>) -> TensorData {
-        let terms: Vec<&[E]> = self
-            .inputs
+    fn sum<E: Summand>(inputs: &[TensorData], range: Range<usize>) -> TensorData {
+        let terms: Vec<&[E]> = inputs
             .iter()
             .map(|input| &elements(input)[range.clone()])
             .collect();
@@ -134,7 +139,49 @@ impl<F: Fn()> Drop for Claim<'_, F> {
     fn drop(&mut self) {
         self.work.segments[self.index].get_or_init(|| Err(self.rank));
         if self.work.done.fetch_add(1, Ordering::AcqRel) + 1 == self.work.segments.len() {
+            let mut inputs = self
+                .work
+                .inputs
+                .write()
+                .unwrap_or_else(PoisonError::into_inner);
+            inputs.clear();
+            drop(inputs);
             (self.finished)();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn::tensor::FloatDType;
+
+    fn work(verb: Verb, len: usize) -> Work {
+        let dtype = FloatDType::F32;
+        let input = |rank: usize| TensorData::new(vec![rank as f32; len], [len]);
+        Work::new(Call { verb, len, dtype }, (0..3).map(input).collect())
+    }
+
+    #[test]
+    fn an_all_reduce_lets_go_of_its_inputs() {
+        let work = work(Verb::AllReduce, SEGMENT + 1);
+        assert_eq!(work.inputs().len(), 3);
+        // One rank adds everything up; the others have not looked yet.
+        work.share(1, || ());
+        assert!(work.is_done() && work.inputs().is_empty());
+        for rank in 0..3 {
+            let sum = work.result(rank).unwrap();
+            assert_eq!(elements::<f32>(&sum), vec![3.0; SEGMENT + 1]);
+        }
+    }
+
+    #[test]
+    fn other_verbs_read_inputs_once_for_each_rank() {
+        let work = work(Verb::ReduceScatter, 6);
+        work.share(0, || panic!("there is nothing to add together"));
+        assert!(work.is_done());
+        for rank in 0..3 {
+            assert_eq!(elements::<f32>(&work.result(rank).unwrap()), [3.0, 3.0]);
         }
     }
 }

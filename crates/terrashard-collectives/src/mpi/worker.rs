@@ -7,10 +7,10 @@ use std::sync::mpsc::{Receiver, Sender};
 use burn::tensor::TensorData;
 
 use super::exchange::{Awaiting, Exchange};
-use super::header::{Header, Words};
 use super::process::Process;
 use super::wire::Wire;
 use crate::element::{elements, with_element};
+use crate::header::{Header, Words};
 use crate::{Call, Error, Result, Verb};
 
 /// The highest tag that every MPI library offers.
@@ -91,7 +91,7 @@ impl Worker {
 
     fn call(&mut self, call: Call, input: TensorData) -> Result<TensorData> {
         self.agree(Header::Call(call))?;
-        Ok(with_element!(call.dtype, E => self.carry::<E>(call.verb, input)))
+        Ok(with_element!(call.dtype, E => self.carry::<E>(call, input)))
     }
 
     fn split(&mut self, color: usize) -> Result<(Arc<[usize]>, usize)> {
@@ -223,10 +223,9 @@ impl Worker {
     }
 
     /// Does what all ranks have agreed on.
-    fn carry<E: Wire>(&self, verb: Verb, input: TensorData) -> TensorData {
-        let ranks = self.members.len();
-        let len = input.num_elements();
-        match verb {
+    fn carry<E: Wire>(&self, call: Call, input: TensorData) -> TensorData {
+        let (ranks, len) = (self.members.len(), call.len);
+        match call.verb {
             Verb::AllReduce => {
                 let piece = len.div_ceil(ranks);
                 let bounds = |rank: usize| (rank * piece).min(len)..((rank + 1) * piece).min(len);
@@ -248,7 +247,6 @@ impl Worker {
                 input
             }
             Verb::Broadcast { root } => {
-                drop(input);
                 let mut received = vec![E::default(); len];
                 let receive = (root, E::raw_mut(&mut received));
                 self.exchange.exchange([], [receive], Awaiting::Elements);

@@ -1,4 +1,4 @@
-//! What ranks tell each other before a call.
+//! What ranks that are processes tell each other before a call.
 
 use burn::tensor::FloatDType;
 
@@ -6,7 +6,7 @@ use crate::{Call, Verb};
 
 /// One rank's next step in a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Header {
+pub(crate) enum Header {
     /// It makes a call.
     Call(Call),
     /// It splits the group, and proposes a tag for the new ones.
@@ -16,7 +16,7 @@ pub(super) enum Header {
 }
 
 /// A header in transit: verb and element type, root or color, length or tag, and a mark of this layout.
-pub(super) type Words = [u64; 4];
+pub(crate) type Words = [u64; 4];
 
 /// The bytes `tshard` and a version, which all ranks have to share.
 const MARK: u64 = u64::from_le_bytes(*b"tshard\x01\x00");
@@ -30,7 +30,7 @@ const DTYPES: [FloatDType; 4] = [
 
 impl Header {
     /// What the rank does, as errors tell it.
-    pub(super) fn call(&self) -> Option<Call> {
+    pub(crate) fn call(&self) -> Option<Call> {
         match *self {
             Self::Call(call) => Some(call),
             Self::Split { .. } => Some(Call::without_elements(Verb::Split)),
@@ -38,7 +38,7 @@ impl Header {
         }
     }
 
-    pub(super) fn encode(&self) -> Words {
+    pub(crate) fn encode(&self) -> Words {
         let (verb, dtype, place, len) = match *self {
             Self::Call(Call { verb, len, dtype }) => {
                 let dtype = DTYPES.iter().position(|&known| known == dtype);
@@ -59,7 +59,7 @@ impl Header {
     }
 
     /// The header, unless another program, or another version of this one, has sent it.
-    pub(super) fn decode([code, place, len, mark]: Words) -> Option<Self> {
+    pub(crate) fn decode([code, place, len, mark]: Words) -> Option<Self> {
         let dtype = *DTYPES.get(usize::try_from(code >> 8).ok()?)?;
         let (place, len) = (usize::try_from(place).ok()?, usize::try_from(len).ok()?);
         let call = |verb| Self::Call(Call { verb, len, dtype });
@@ -103,6 +103,8 @@ mod tests {
             color: usize::MAX,
             tag: 3,
         };
+        let call = Call::without_elements(Verb::Split);
+        assert_eq!((split.call(), Header::Left.call()), (Some(call), None));
         for header in [split, Header::Left] {
             assert_eq!(Header::decode(header.encode()), Some(header));
         }
