@@ -1,5 +1,7 @@
 //! A flat piece of parameters, with what comes in and goes out beside its states.
 
+use std::ops::Range;
+
 use half::{bf16, f16};
 
 use super::average::Average;
@@ -109,17 +111,16 @@ impl<'a, T: Element> Gradient<'a, T> {
         }
     }
 
-    /// The elements from `at` on in the type of the parameters: as many as `room` holds, in `room` if they are of
-    /// another type.
+    /// The elements of `range` in the type of the parameters: at the head of `room` if they are of another type.
     #[inline(always)]
-    pub(super) fn read<'b>(&'b self, at: usize, room: &'b mut [T]) -> &'b [T] {
-        let range = at..at + room.len();
+    pub(super) fn read<'b>(&'b self, range: Range<usize>, room: &'b mut [T]) -> &'b [T] {
+        let len = range.len();
         match self {
             Self::Full(values) => return &values[range],
-            Self::Bf16(values) => convert(&values[range], room, T::of_bf16),
-            Self::F16(values) => convert(&values[range], room, T::of_f16),
+            Self::Bf16(values) => convert(&values[range], &mut room[..len], T::of_bf16),
+            Self::F16(values) => convert(&values[range], &mut room[..len], T::of_f16),
         }
-        room
+        &room[..len]
     }
 }
 
