@@ -1,7 +1,9 @@
-//! Benchmarks of the model, with records.
+//! Benchmarks of the model and of the optimizer, with records.
 //!
 //! `cargo xtask bench` runs the binary `bench`; records of measured runs lie in `benches/runs/`, a folder each.
 
+pub mod host_adam;
 pub mod memory;
 pub mod model;
 pub mod record;
+pub mod torch;

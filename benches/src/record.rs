@@ -17,6 +17,8 @@ pub struct Circumstances {
     pub machine: String,
     /// The compiler's version.
     pub compiler: String,
+    /// Versions of others that took part: `name: version`.
+    pub others: Vec<String>,
 }
 
 impl Circumstances {
@@ -44,6 +46,7 @@ impl Circumstances {
             commit: if dirty { commit + "+" } else { commit },
             machine: format!("{}, {threads} threads", processor.unwrap_or_else(unknown)),
             compiler: run("rustc", &["--version"]).unwrap_or_else(unknown),
+            others: Vec::new(),
         }
     }
 }
@@ -80,10 +83,15 @@ pub fn write<R: Serialize>(
         commit,
         machine,
         compiler,
+        others,
     } = circumstances;
     let mut text = format!(
-        "# {title}\n\n```sh\n{command}\n```\n\n- commit: {commit}\n- machine: {machine}\n- compiler: {compiler}\n\n"
+        "# {title}\n\n```sh\n{command}\n```\n\n- commit: {commit}\n- machine: {machine}\n- compiler: {compiler}\n"
     );
+    for other in others {
+        let _ = writeln!(text, "- {other}");
+    }
+    text.push('\n');
     for (index, row) in table.iter().enumerate() {
         let _ = writeln!(text, "| {} |", row.join(" | "));
         if index == 0 {
@@ -111,6 +119,7 @@ mod tests {
             commit: "abc".into(),
             machine: "m".into(),
             compiler: "c".into(),
+            others: vec!["pytorch: 2".into()],
         };
         let table = [
             vec!["px".to_string(), "ms".into()],
@@ -126,6 +135,10 @@ mod tests {
         .expect("writable");
         let readme = std::fs::read_to_string(dir.join("README.md")).expect("written");
         assert!(readme.contains("cargo xtask bench model\n"), "{readme}");
+        assert!(
+            readme.contains("- compiler: c\n- pytorch: 2\n\n"),
+            "{readme}"
+        );
         assert!(
             readme.ends_with("| px | ms |\n|---|---|\n| 64 | 1.5 |\n"),
             "{readme}"

@@ -18,11 +18,20 @@ enum Suite {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
+    /// AdamW in host memory, beside the bandwidth of the memory and beside PyTorch's.
+    HostAdam {
+        /// Passed to the benchmark; `-- --help` lists them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let Suite::Model { args } = &args.suite;
+    let (suite, args) = match &args.suite {
+        Suite::Model { args } => ("model", args),
+        Suite::HostAdam { args } => ("host-adam", args),
+    };
     let binary = build_binary("bench", Profile::Release)?;
-    let step = Step::new("bench", binary).arg("model").dir(root());
+    let step = Step::new("bench", binary).arg(suite).dir(root());
     step.args(args).run()
 }

@@ -1,0 +1,290 @@
+//! `bench host-adam`: AdamW in host memory beside the bandwidth of the memory and beside PyTorch.
+//!
+//! The update does so little arithmetic that memory bounds it, so its measure is a loop that moves the same bytes and does
+//! no more than must be done to move them. Machines are shared and their bandwidth changes within seconds: all that is
+//! compared takes turns, and the fastest of all turns counts.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use half::bf16;
+use pulp::{Arch, Simd, WithSimd};
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+use terrashard_zero::host::{AdamWUpdate, ComputeCopy, Gradient, MomentSlices, Piece};
+
+use crate::torch::{self, Implementation, Torch};
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct HostAdamBench {
+    /// Parameters.
+    pub size: usize,
+    /// How often all take their turn.
+    pub rounds: usize,
+    /// The interpreter of the PyTorch to compare with.
+    pub python: Option<PathBuf>,
+}
+
+/// What one pass writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Variant {
+    /// Parameters and moments.
+    #[serde(rename = "f32")]
+    F32,
+    /// A copy of the parameters in bf16 as well.
+    #[serde(rename = "f32 + bf16 copy")]
+    F32WithBf16Copy,
+}
+
+/// One measurement.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct HostAdamRow {
+    /// Which benchmark.
+    pub bench: String,
+    /// Parameters.
+    pub size: usize,
+    /// What is written.
+    pub variant: Variant,
+    /// Threads of all that is compared.
+    pub threads: usize,
+    /// The instruction set that the update chose.
+    pub instruction_set: String,
+    /// The fastest step, milliseconds.
+    pub ms: f64,
+    /// Bytes read and written in a second, 10^9: 28 for each parameter, 30 with the copy.
+    #[serde(rename = "GB_s")]
+    pub gb_s: f64,
+    /// The same of a loop that adds the gradient to the three others and nothing else.
+    #[serde(rename = "rmw_GB_s")]
+    pub rmw_gb_s: f64,
+    /// `GB_s / rmw_GB_s`.
+    pub fraction: f64,
+    /// The fastest step of `torch.optim.AdamW(fused=True)`, milliseconds. It writes no copy.
+    pub torch_fused_ms: Option<f64>,
+    /// That of `foreach=True`.
+    pub torch_foreach_ms: Option<f64>,
+    /// `ms / torch_fused_ms`.
+    pub ratio: Option<f64>,
+    /// PyTorch's version and instruction set.
+    pub torch: Option<String>,
+}
+
+/// The arrays of one size.
+struct Memory {
+    master: Vec<f32>,
+    m: Vec<f32>,
+    v: Vec<f32>,
+    gradient: Vec<f32>,
+    copy: Vec<bf16>,
+    step: u64,
+}
+
+impl Memory {
+    fn new(size: usize) -> Self {
+        Self {
+            master: vec![0.5; size],
+            m: vec![0.0; size],
+            v: vec![0.0; size],
+            gradient: vec![1e-3; size],
+            copy: vec![bf16::ZERO; size],
+            step: 0,
+        }
+    }
+
+    /// One step of the optimizer.
+    fn update(&mut self, variant: Variant) {
+        self.step += 1;
+        let update = AdamWUpdate {
+            beta1: 0.9,
+            beta2: 0.999,
+            epsilon: 1e-8,
+            lr: 1e-3,
+            weight_decay: 0.01,
+            step: self.step,
+            gradient_factor: 1.0,
+        };
+        let mut piece = Piece::new(&mut self.master, Gradient::Full(&self.gradient));
+        if variant == Variant::F32WithBf16Copy {
+            piece.copy = ComputeCopy::Bf16(&mut self.copy);
+        }
+        let moments = MomentSlices {
+            m: &mut self.m,
+            v: &mut self.v,
+        };
+        update.apply(piece, moments);
+    }
+
+    /// Reads four arrays and writes three of them in place, and the copy where the variant has one.
+    fn read_modify_write(&mut self, variant: Variant) {
+        const CHUNK: usize = 1 << 16;
+        let arch = Arch::new();
+        let copied = match variant {
+            Variant::F32 => 0,
+            Variant::F32WithBf16Copy => self.copy.len(),
+        };
+        let inputs = self.gradient.par_chunks(CHUNK);
+        let arrays = self.master.par_chunks_mut(CHUNK);
+        let arrays = arrays.zip(self.m.par_chunks_mut(CHUNK));
+        let arrays = arrays.zip(self.v.par_chunks_mut(CHUNK)).zip(inputs);
+        let run = |(((a, b), c), d), copy| arch.dispatch(AddToThree { a, b, c, d, copy });
+        match copied {
+            0 => arrays.for_each(|arrays| run(arrays, None)),
+            _ => arrays
+                .zip(self.copy.par_chunks_mut(CHUNK))
+                .for_each(|(arrays, copy)| run(arrays, Some(copy))),
+        }
+    }
+}
+
+/// The least that touches every stream as the update does.
+struct AddToThree<'a> {
+    a: &'a mut [f32],
+    b: &'a mut [f32],
+    c: &'a mut [f32],
+    d: &'a [f32],
+    copy: Option<&'a mut [bf16]>,
+}
+
+impl WithSimd for AddToThree<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<I: Simd>(self, _: I) {
+        match self.copy {
+            None => add_to_three(self.a, self.b, self.c, self.d),
+            Some(copy) => {
+                // Blocks, so that what was written is still in the cache when it is copied.
+                const BLOCK: usize = 1024;
+                let blocks = self.a.chunks_mut(BLOCK).zip(self.b.chunks_mut(BLOCK));
+                let blocks = blocks.zip(self.c.chunks_mut(BLOCK));
+                let blocks = blocks.zip(self.d.chunks(BLOCK)).zip(copy.chunks_mut(BLOCK));
+                for ((((a, b), c), d), copy) in blocks {
+                    add_to_three(a, b, c, d);
+                    for (copy, a) in copy.iter_mut().zip(a) {
+                        *copy = bf16::from_bits((a.to_bits() >> 16) as u16);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn add_to_three(a: &mut [f32], b: &mut [f32], c: &mut [f32], d: &[f32]) {
+    for (((a, b), c), d) in a.iter_mut().zip(b).zip(c).zip(d) {
+        *a += *d;
+        *b += *d;
+        *c += *d;
+    }
+}
+
+/// Runs the benchmark: two rows, without and with the copy.
+///
+/// # Errors
+/// [`torch::Error`] if there is an interpreter that does not answer.
+pub fn run(bench: &HostAdamBench) -> Result<Vec<HostAdamRow>, torch::Error> {
+    let threads = rayon::current_num_threads();
+    let start = |python: &PathBuf| Torch::start(python, bench.size, threads);
+    let mut torch = bench.python.as_ref().map(start).transpose()?;
+    let mut memory = Memory::new(bench.size);
+    // A turn takes some tens of milliseconds, so that threads that still wait for the last one's work go to sleep.
+    let steps = (20_000_000 / bench.size).clamp(2, 200);
+    let variants = [Variant::F32, Variant::F32WithBf16Copy];
+    let mut best = variants.map(|_| [f64::INFINITY; 2]);
+    let mut best_torch = [f64::INFINITY; 2];
+    for _ in 0..bench.rounds {
+        for (variant, best) in variants.into_iter().zip(&mut best) {
+            best[0] = fastest(steps, || memory.read_modify_write(variant)).min(best[0]);
+            best[1] = fastest(steps, || memory.update(variant)).min(best[1]);
+        }
+        if let Some(torch) = &mut torch {
+            // The slower implementation gets shorter turns.
+            let turns = [
+                (Implementation::Fused, steps),
+                (Implementation::Foreach, steps.div_ceil(4)),
+            ];
+            for ((which, steps), best) in turns.into_iter().zip(&mut best_torch) {
+                *best = torch.fastest(which, steps)?.min(*best);
+            }
+        }
+    }
+    let row = |(variant, [rmw, ms]): (Variant, [f64; 2])| {
+        let bytes = match variant {
+            Variant::F32 => 28.0,
+            Variant::F32WithBf16Copy => 30.0,
+        };
+        let gb_s = |ms: f64| bytes * bench.size as f64 / ms / 1e6;
+        let torch_ms = torch.as_ref().map(|_| best_torch);
+        HostAdamRow {
+            bench: "host-adam".into(),
+            size: bench.size,
+            variant,
+            threads,
+            instruction_set: terrashard_zero::host::instruction_set().into(),
+            ms,
+            gb_s: gb_s(ms),
+            rmw_gb_s: gb_s(rmw),
+            fraction: rmw / ms,
+            torch_fused_ms: torch_ms.map(|[fused, _]| fused),
+            torch_foreach_ms: torch_ms.map(|[_, foreach]| foreach),
+            ratio: torch_ms.map(|[fused, _]| ms / fused),
+            torch: torch.as_ref().map(|torch| torch.version.clone()),
+        }
+    };
+    Ok(variants.into_iter().zip(best).map(row).collect())
+}
+
+/// The time of the fastest of `steps` calls, milliseconds.
+fn fastest(steps: usize, mut step: impl FnMut()) -> f64 {
+    let times = (0..steps).map(|_| {
+        let start = Instant::now();
+        step();
+        start.elapsed().as_secs_f64() * 1e3
+    });
+    times.fold(f64::INFINITY, f64::min)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_loops_touch_every_element() {
+        let n = 100_001;
+        for variant in [Variant::F32, Variant::F32WithBf16Copy] {
+            let copied = variant == Variant::F32WithBf16Copy;
+            let mut memory = Memory::new(n);
+            memory.read_modify_write(variant);
+            assert!(memory.master.iter().all(|x| *x == 0.5 + 1e-3));
+            assert!(memory.m.iter().chain(&memory.v).all(|x| *x == 1e-3));
+            let all = |copy: &[bf16], value| copy.iter().all(|x| x.to_f32() == value);
+            assert!(all(&memory.copy, if copied { 0.5 } else { 0.0 }));
+
+            // A first step moves by the learning rate: 0.5 * (1 - 1e-5) - 1e-3, in bf16 255 / 512.
+            let mut memory = Memory::new(n);
+            memory.update(variant);
+            assert!(memory.master.iter().all(|x| (x - 0.498995).abs() < 1e-6));
+            assert!(all(&memory.copy, if copied { 255.0 / 512.0 } else { 0.0 }));
+        }
+    }
+
+    #[test]
+    fn rows_hold_what_was_measured() {
+        let bench = HostAdamBench {
+            size: 1000,
+            rounds: 1,
+            python: None,
+        };
+        let rows = run(&bench).expect("without an interpreter nothing can fail");
+        assert_eq!(rows.len(), 2);
+        for (row, bytes) in rows.iter().zip([28.0, 30.0]) {
+            assert!((row.gb_s * row.ms - bytes * 1e-3).abs() < 1e-9, "{row:?}");
+            assert!(
+                (row.fraction - row.gb_s / row.rmw_gb_s).abs() < 1e-9,
+                "{row:?}"
+            );
+            assert_eq!((row.torch_fused_ms, row.ratio), (None, None));
+        }
+    }
+}
