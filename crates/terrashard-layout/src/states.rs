@@ -7,7 +7,7 @@ use crate::ElementType;
 /// Buckets that travel at once, at most.
 pub const BUCKETS_IN_FLIGHT: usize = 2;
 
-/// The element type in which gradients are reduced over ranks.
+/// The element type in which gradients are added up over micro-batches and ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ReduceType {
@@ -81,12 +81,9 @@ impl Default for StateConfig {
 }
 
 impl StateConfig {
-    /// The type in which a rank holds gradients of parameters of type `compute`: that in which they are reduced, or
-    /// the optimizer's where micro-batches add up.
+    /// The type in which a rank holds gradients of parameters of type `compute`: that in which they are reduced, in
+    /// which micro-batches add up as well.
     pub fn gradient(&self, compute: ElementType) -> ElementType {
-        match self.accumulate > 1 {
-            true => compute.state(),
-            false => self.reduce.of(compute),
-        }
+        self.reduce.of(compute)
     }
 }

@@ -295,11 +295,8 @@ mod tests {
             &["zero.stage=2", "zero.ranks=4", "zero.shard_group=2"],
             Some("zero.shard_group"),
         );
-        check(&["zero.overlap=false"], Some("zero.overlap = false"));
         check(&["train.precision=bf16"], Some("train.precision"));
-        check(&["train.optimizer=sgd"], Some("train.optimizer = \"sgd\""));
         check(&["train.ema=0.999"], Some("train.ema"));
-        check(&["train.unused=error"], Some("train.unused = \"error\""));
         check(&["train.batch_norm=local"], Some("train.batch_norm"));
         let off = [
             "zero.stage=2",
@@ -307,9 +304,10 @@ mod tests {
             "zero.recompute={ \"stages.*\" = \"keep\" }",
             "zero.prefetch=0",
             "zero.reduce_dtype=compute",
-            "zero.overlap=true",
+            "zero.overlap=false",
             "train.precision=fp32",
-            "train.optimizer=adamw",
+            "train.optimizer=sgd",
+            "train.unused=error",
             "train.nonfinite={ skip_then_abort = 3 }",
             "train.groups=[{ match = \"*.bias\", weight_decay = 0.0 }]",
         ];

@@ -219,7 +219,12 @@ fn parameters(config: &Config, model: &S2s2Net) -> Result<Vec<ParameterSpec>> {
 }
 
 /// How the configuration trains, without offload.
-fn state_config(config: &Config, model: &S2s2Net, table: &ShardTable, batch: Batch) -> StateConfig {
+pub(crate) fn state_config(
+    config: &Config,
+    model: &S2s2Net,
+    table: &ShardTable,
+    batch: Batch,
+) -> StateConfig {
     let (train, zero) = (&config.train, &config.zero);
     let blocks = model.blocks().into_iter().map(|block| {
         let rows = block.parameters.iter().filter_map(|name| table.index(name));

@@ -23,6 +23,7 @@ use terrashard_layout::{
 use crate::config::{Batch, Config, Device, Length};
 use crate::dataset::Dataset;
 use crate::error::{Error, Result};
+use crate::planning::state_config;
 use crate::record::{Display, HeldBytes, SessionRecord};
 use crate::run_directory::{RunDirectory, replace};
 use resume::Start;
@@ -166,7 +167,7 @@ pub fn fit(config: &Config, options: &FitOptions) -> Result<Fitted> {
             .iter()
             .map(|row| row.numel() as u64)
             .sum(),
-        predicted: predicted(&first.table, config)?,
+        predicted: predicted(&first.table, config, batch)?,
         counted: outcomes
             .iter()
             .map(|outcome| outcome.held)
@@ -199,11 +200,12 @@ pub(crate) fn run_ranks<T: Send>(
     })
 }
 
-/// What each stage would take on a rank, for the model in a table.
-fn predicted(table: &ShardTable, config: &Config) -> Result<Vec<RankBytes>> {
+/// What each stage would take on a rank, for the model in a table, without offload.
+fn predicted(table: &ShardTable, config: &Config, batch: Batch) -> Result<Vec<RankBytes>> {
     let mut rows: Vec<_> = table.rows().iter().collect();
     rows.sort_by_key(|row| row.order);
     let parameters: Vec<_> = rows.into_iter().map(|row| row.parameter.clone()).collect();
+    let model = config.model.init(&burn::tensor::Device::flex())?;
     let at = |stage| {
         let layout = LayoutConfig {
             ranks: table.ranks(),
@@ -211,7 +213,8 @@ fn predicted(table: &ShardTable, config: &Config) -> Result<Vec<RankBytes>> {
             persist_bytes: config.zero.persist_bytes,
             bucket_bytes: config.zero.bucket_bytes,
         };
-        Ok(ShardTable::new(parameters.clone(), &layout)?.memory())
+        let table = ShardTable::new(parameters.clone(), &layout)?;
+        Ok(table.rank_bytes(&state_config(config, &model, &table, batch)))
     };
     Stage::ALL.into_iter().map(at).collect()
 }

@@ -6,7 +6,7 @@ use terrashard_layout::{Offload, Stage};
 use toml::{Table, Value};
 
 use super::Config;
-use super::train::{BatchNormStatistics, OptimizerRule, Precision, Unused};
+use super::train::{BatchNormStatistics, Precision};
 use crate::error::{Error, Result};
 
 /// Options whose names are settled but that no section holds yet, each with the value that means "off" and is accepted.
@@ -66,23 +66,12 @@ impl Config {
                 "zero.shard_group",
                 "leave it out",
             ),
-            (zero.overlap, "zero.overlap = false", "leave it out"),
             (
                 train.precision == Precision::Fp32,
                 "train.precision",
                 "write `precision = \"fp32\"`",
             ),
-            (
-                train.optimizer == OptimizerRule::AdamW,
-                "train.optimizer = \"sgd\"",
-                "use `adamw`",
-            ),
             (train.ema.is_none(), "train.ema", "leave it out"),
-            (
-                train.unused == Unused::Zero,
-                "train.unused = \"error\"",
-                "use `zero`",
-            ),
             (
                 train.batch_norm == BatchNormStatistics::Sync,
                 "train.batch_norm",

@@ -6,4 +6,5 @@ mod commands;
 mod epochs;
 mod plan;
 mod resume;
+mod rules;
 mod scenario;
