@@ -5,6 +5,7 @@
 mod commands;
 mod epochs;
 mod plan;
+mod predicted;
 mod resume;
 mod rules;
 mod scenario;
