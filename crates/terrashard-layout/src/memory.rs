@@ -30,8 +30,8 @@ use crate::{ElementType, Residence, Row, ShardTable};
 ///
 /// # Offload
 ///
-/// What moves to host memory is in `host` and in no other field. An offloaded optimizer keeps a master copy of its elements
-/// beside the values on the device, whatever their type; where the values themselves are offloaded shards, 32-bit ones
+/// What moves to host memory is in `host` and in no other field. Where the optimizer alone is offloaded it keeps a master copy
+/// of its elements beside the values on the device, whatever their type; where parameters are offloaded too, 32-bit values
 /// are their own master copy. Values that are whole on every rank stay on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
@@ -63,8 +63,8 @@ impl RankBytes {
         let (ranks, stage) = (table.ranks(), table.stage());
         let elements = |row: &Row, sharded: bool| if sharded { row.shard_len(ranks) } else { row.numel() } as u64;
         let mut bytes = Self::default();
-        // Elements that the optimizer owns, by type, and whether their values are offloaded shards.
-        let mut owned: BTreeMap<(ElementType, bool), u64> = BTreeMap::new();
+        // Elements that the optimizer owns, by type.
+        let mut owned: BTreeMap<ElementType, u64> = BTreeMap::new();
         for row in table
             .rows()
             .iter()
@@ -81,25 +81,18 @@ impl RankBytes {
             if row.parameter.is_reduced() {
                 let gradient = config.gradient(dtype).bytes() as u64;
                 bytes.gradients += elements(row, stage.shards_gradients()) * gradient;
-                *owned.entry((dtype, on_host)).or_default() +=
-                    elements(row, stage.shards_optimizer());
+                *owned.entry(dtype).or_default() += elements(row, stage.shards_optimizer());
             }
         }
-        for ((dtype, values_on_host), elements) in owned {
-            bytes.add_optimizer(dtype, values_on_host, elements, config);
+        for (dtype, elements) in owned {
+            bytes.add_optimizer(dtype, elements, config);
         }
         bytes.buckets = buckets_in_flight(table, config);
         bytes.gathered = gathered(table, config);
         bytes
     }
 
-    fn add_optimizer(
-        &mut self,
-        dtype: ElementType,
-        values_on_host: bool,
-        elements: u64,
-        config: &StateConfig,
-    ) {
+    fn add_optimizer(&mut self, dtype: ElementType, elements: u64, config: &StateConfig) {
         let state = dtype.state().bytes() as u64;
         let host = match config.offload {
             Offload::None => 0,
@@ -112,7 +105,7 @@ impl RankBytes {
         self.momentum += if config.moments > 0 { device } else { 0 };
         self.variance += if config.moments > 1 { device } else { 0 };
         self.ema += if config.ema { device } else { 0 };
-        let has_master = dtype.needs_master() || !values_on_host;
+        let has_master = dtype.needs_master() || config.offload == Offload::Optimizer;
         let kept = config.moments as u64 + u64::from(has_master) + u64::from(config.ema);
         self.host += host * state * kept;
     }

@@ -229,10 +229,10 @@ fn offloaded_states_by_hand() {
         bytes(Stage::Three, 0, parameters, 1.0, false),
         [0, 0, shards + 12 * 12 + 8 * 2]
     );
-    // The bias stays whole on the device, and so has a master copy in host memory.
+    // The bias stays whole on the device, where it is its own master copy.
     assert_eq!(
         bytes(Stage::Three, 21, parameters, 1.0, false),
-        [20, 0, shards - 4 * 2 + 12 * 14]
+        [20, 0, shards - 4 * 2 + 12 * 12 + 8 * 2]
     );
 }
 

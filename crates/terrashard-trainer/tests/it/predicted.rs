@@ -8,7 +8,9 @@ use terrashard_collectives::{Communicator, local};
 use terrashard_layout::{ReduceType, Stage, StateConfig};
 use terrashard_models::{HeadNorm, ModelConfig, Scope, initial_value};
 use terrashard_ops::{Mode, Pass};
-use terrashard_zero::{Initial, Precision, Recompute, ReduceDtype, ZeroConfig, ZeroOptimizer};
+use terrashard_zero::{
+    Initial, Offload, Precision, Recompute, ReduceDtype, ZeroConfig, ZeroOptimizer,
+};
 
 /// Blocks that fetch their parameters from the optimizer.
 struct Fetched<'a>(&'a ZeroOptimizer);
@@ -40,8 +42,8 @@ impl Scope for Fetched<'_> {
 /// Bytes that a rank held after backward and sent in a step, with what was predicted.
 #[derive(Debug)]
 struct Compared {
-    /// Parameters, gradients and optimizer states.
-    held: [(u64, u64); 3],
+    /// Parameters, gradients and optimizer states on the device, and what is in host memory.
+    held: [(u64, u64); 4],
     /// Reduce-scatter, all-gather, all-reduce.
     sent: [(u64, u64); 3],
     /// Elements by which buckets are longer than the parameters in them.
@@ -91,6 +93,12 @@ fn step(zero: &ZeroConfig, communicator: Arc<dyn Communicator>) -> Compared {
             ReduceDtype::Compute => ReduceType::Compute,
         },
         accumulate,
+        offload: match zero.offload {
+            Offload::None => terrashard_layout::Offload::None,
+            Offload::Optimizer => terrashard_layout::Offload::Optimizer,
+            Offload::Parameters => terrashard_layout::Offload::Parameters,
+        },
+        offload_fraction: zero.offload_fraction,
         ..StateConfig::default()
     };
     let bytes = optimizer.table().rank_bytes(&states);
@@ -112,6 +120,7 @@ fn step(zero: &ZeroConfig, communicator: Arc<dyn Communicator>) -> Compared {
             (held.parameters as u64, bytes.parameters),
             (held.gradients as u64, bytes.gradients),
             (held.optimizer as u64, bytes.optimizer()),
+            (held.host as u64, bytes.host),
         ],
         sent: [
             (sent.reduce_scatter.bytes, traffic.reduce_scatter),
@@ -123,8 +132,14 @@ fn step(zero: &ZeroConfig, communicator: Arc<dyn Communicator>) -> Compared {
 
 #[test]
 fn bytes_held_and_sent_are_those_predicted() {
-    let check = |stage, persist_bytes, accumulate, (precision, reduce_dtype)| {
+    let check = |stage,
+                 persist_bytes,
+                 accumulate,
+                 (precision, reduce_dtype),
+                 (offload, fraction)| {
         let zero = ZeroConfig {
+            offload,
+            offload_fraction: fraction,
             stage,
             persist_bytes,
             accumulate,
@@ -132,12 +147,14 @@ fn bytes_held_and_sent_are_those_predicted() {
             reduce_dtype,
             ..ZeroConfig::default()
         };
-        let what = format!("stage {stage}, {persist_bytes}, {accumulate}, {precision:?}");
+        let what = format!(
+            "stage {stage}, {persist_bytes}, {accumulate}, {precision:?}, {offload:?} {fraction}"
+        );
         let ranks = local::run(3, |communicator| {
             Ok::<_, terrashard_zero::Error>(step(&zero, Arc::new(communicator)))
         });
         for compared in ranks.unwrap() {
-            let [parameters, gradients, optimizer] = compared.held;
+            let [parameters, gradients, optimizer, host] = compared.held;
             // What is whole is held in buckets, padded to the ranks; an element has at most 12 bytes of one kind.
             let most = 12 * compared.padding;
             let padded = |(held, predicted): (u64, u64)| {
@@ -145,6 +162,7 @@ fn bytes_held_and_sent_are_those_predicted() {
             };
             padded(parameters);
             padded(optimizer);
+            padded(host);
             match stage {
                 // With one micro-batch, less is held than the paper counts.
                 Stage::One => assert!(gradients.0 <= gradients.1 + most, "{what}: {compared:?}"),
@@ -160,10 +178,24 @@ fn bytes_held_and_sent_are_those_predicted() {
     };
     let single = (Precision::F32, ReduceDtype::Full);
     let mixed = (Precision::Bf16, ReduceDtype::Compute);
+    let device = (Offload::None, 1.0);
     for stage in Stage::ALL {
-        check(stage, 0, 1, single);
-        check(stage, 0, 2, mixed);
+        check(stage, 0, 1, single, device);
+        check(stage, 0, 2, mixed, device);
     }
-    check(Stage::Three, 300, 2, single);
-    check(Stage::Three, 0, 1, (Precision::Bf16, ReduceDtype::Full));
+    check(Stage::Three, 300, 2, single, device);
+    check(
+        Stage::Three,
+        0,
+        1,
+        (Precision::Bf16, ReduceDtype::Full),
+        device,
+    );
+    for stage in [Stage::One, Stage::Two, Stage::Three] {
+        check(stage, 0, 1, single, (Offload::Optimizer, 1.0));
+        check(stage, 0, 2, mixed, (Offload::Optimizer, 1.0));
+        check(stage, 0, 1, mixed, (Offload::Optimizer, 0.4));
+    }
+    check(Stage::Three, 300, 1, single, (Offload::Parameters, 1.0));
+    check(Stage::Three, 0, 1, mixed, (Offload::Parameters, 1.0));
 }
