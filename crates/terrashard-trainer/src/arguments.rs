@@ -27,13 +27,15 @@ pub enum Command {
         "Number of ranks, each a thread [default: the configuration's `zero.ranks`, where `auto` is one for each core]"
     )))]
     #[command(mut_arg("stage", |stage| stage.help(
-        "Accepted as by `fit`; it changes nothing, since a test shards no states"
+        "ZeRO stage: at 3 each rank holds a shard of the weights, below all share one copy"
     )))]
     Test(TestArguments),
     /// Map whole scenes: one GeoTIFF of classes for each input.
     Predict(PredictArguments),
     /// Tell what each ZeRO stage takes and sends on a rank; nothing is allocated and no scene is read.
     Plan(PlanArguments),
+    /// Compare the configuration's training with one rank at stage 0, step by step.
+    Verify(VerifyArguments),
     /// Write a checkpoint's parameters as one safetensors file that describes itself.
     Export(ExportArguments),
     /// Tell what a raster file holds.
@@ -160,6 +162,12 @@ pub struct PredictArguments {
     /// Number of ranks, each a thread [default: one for each core]
     #[arg(long, value_name = "N")]
     pub ranks: Option<usize>,
+    /// At stage 3 each rank holds a shard of the weights and gathers them block by block; below, all share one copy
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    pub stage: u8,
+    /// Keep the shards of stage 3 in host memory
+    #[arg(long)]
+    pub offload: bool,
     /// Where tensors are
     #[arg(long, value_enum, default_value = "cpu")]
     pub device: DeviceFlag,
@@ -190,6 +198,25 @@ pub struct PlanArguments {
     pub json: bool,
 }
 
+/// `terrashard verify`.
+#[derive(Debug, Args)]
+pub struct VerifyArguments {
+    /// Configuration, TOML
+    pub config: PathBuf,
+    /// Flags that change the configuration
+    #[command(flatten)]
+    pub flags: ConfigFlags,
+    /// Keep optimizer states, and at stage 3 parameters, in host memory
+    #[arg(long)]
+    pub offload: bool,
+    /// Optimizer steps to compare
+    #[arg(long, value_name = "K", default_value_t = 5)]
+    pub steps: u64,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// `terrashard export`.
 #[derive(Debug, Args)]
 pub struct ExportArguments {
@@ -198,6 +225,9 @@ pub struct ExportArguments {
     /// Output file
     #[arg(short, long, value_name = "OUT", default_value = "model.safetensors")]
     pub output: PathBuf,
+    /// Write the moving averages of the parameters, of a run with `train.ema`
+    #[arg(long)]
+    pub ema: bool,
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,

@@ -4,20 +4,23 @@ use std::path::{Path, PathBuf};
 use std::thread;
 
 use serde::Serialize;
+use terrashard_layout::Stage;
 use terrashard_raster::Summary;
 
 use crate::arguments::{
     Arguments, Command, ConfigFlags, ExportArguments, FitArguments, InfoArguments, PlanArguments,
-    PredictArguments, ReportArguments, TestArguments,
+    PredictArguments, ReportArguments, TestArguments, VerifyArguments,
 };
 use crate::config::{Config, Ranks, Resume};
 use crate::console::{print, tell};
 use crate::error::{Error, Result};
+use crate::export::Weights;
 use crate::planning::PlanOptions;
 use crate::prediction::PredictOptions;
 use crate::record::{Display, Scores, TestRecord, counted};
 use crate::run_directory::{RunDirectory, replace};
-use crate::training::{FitOptions, Fitted};
+use crate::sharding::Placement;
+use crate::training::{FitOptions, Fitted, verification};
 use crate::{evaluation, export, planning, prediction, report, training};
 
 /// Runs a command.
@@ -30,6 +33,7 @@ pub fn run(arguments: Arguments) -> Result<()> {
         Command::Test(arguments) => test(arguments),
         Command::Predict(arguments) => predict(arguments),
         Command::Plan(arguments) => plan(&arguments),
+        Command::Verify(arguments) => verify(&arguments),
         Command::Export(arguments) => export(&arguments),
         Command::Info(arguments) => info(&arguments),
         Command::Report(arguments) => report(arguments),
@@ -144,11 +148,17 @@ fn predict(arguments: PredictArguments) -> Result<()> {
         overlap,
         bands,
         ranks,
+        stage,
+        offload,
         device,
         json,
         quiet,
     } = arguments;
     device.device()?;
+    let stage = Stage::try_from(stage).map_err(|_| Error::invalid("--stage", stage, "0 to 3"))?;
+    if offload && stage != Stage::Three {
+        return Err(Error::invalid("--offload", true, "`--stage 3` beside it"));
+    }
     if ranks == Some(0) {
         return Err(Error::invalid("--ranks", 0, "at least 1"));
     }
@@ -164,6 +174,12 @@ fn predict(arguments: PredictArguments) -> Result<()> {
         memory,
         overlap,
         ranks: threads(ranks.map_or(Ranks::Auto, Ranks::Count)),
+        placement: Placement {
+            stage,
+            offload,
+            prefetch: 1,
+            persist_bytes: 0,
+        },
         display: display(quiet),
     };
     let predicted = prediction::predict(&options)?;
@@ -187,8 +203,54 @@ fn plan(arguments: &PlanArguments) -> Result<()> {
     })
 }
 
+fn verify(arguments: &VerifyArguments) -> Result<()> {
+    let device = arguments.flags.device.device()?;
+    let mut config = load(&arguments.config, &arguments.flags)?;
+    if arguments.offload {
+        let what = match config.zero.stage {
+            Stage::Three => "parameters",
+            Stage::Zero | Stage::One | Stage::Two => "optimizer",
+        };
+        let mut flags = arguments.flags.clone();
+        flags.set.push(format!("zero.offload={what}"));
+        config = load(&arguments.config, &flags)?;
+    }
+    let found = verification::verify(&config, device, arguments.steps)?;
+    let (difference, bound) = (found.max_rel, found.bound);
+    let text = match (&found.parameter, found.step, found.equal) {
+        (Some(parameter), Some(step), true) => format!(
+            "equal to {}: the largest difference is {difference:.1e}, in {parameter} at step {step}\n",
+            found.reference
+        ),
+        (_, _, true) => format!("bitwise equal to {}\n", found.reference),
+        (parameter, step, false) => format!(
+            "NOT equal to {}: {} differs by {difference:.1e} of its norm, allowed are {bound:.0e}; first at step {}\n",
+            found.reference,
+            parameter
+                .as_deref()
+                .unwrap_or("an element with a noisy gradient"),
+            step.unwrap_or(found.steps)
+        ),
+    };
+    print(&match arguments.json {
+        true => document(&found),
+        false => text,
+    })?;
+    if found.equal {
+        return Ok(());
+    }
+    Err(Error::NotEqual {
+        rel: difference,
+        bound,
+    })
+}
+
 fn export(arguments: &ExportArguments) -> Result<()> {
-    let exported = export::export(&arguments.checkpoint, &arguments.output)?;
+    let weights = match arguments.ema {
+        true => Weights::Ema,
+        false => Weights::Plain,
+    };
+    let exported = export::export(&arguments.checkpoint, &arguments.output, weights)?;
     let tensors = counted(exported.matched.len(), "tensor");
     print(&match arguments.json {
         true => document(&exported),

@@ -263,57 +263,6 @@ mod tests {
         load("", &["checkpoint.async=false", "train.deterministic=true"]).unwrap();
     }
 
-    /// What can be planned and not run yet.
-    #[test]
-    fn what_cannot_run_yet_is_refused_by_name() {
-        let check = |settings: &[&str], expected: Option<&str>| {
-            let told = load("", settings)
-                .unwrap()
-                .check_runnable()
-                .map_err(|error| (error.exit_code(), error.to_string()));
-            match (told, expected) {
-                (Ok(()), None) => {}
-                (Err((2, message)), Some(key)) => {
-                    let expected = format!("`{key}` is not supported yet");
-                    assert!(message.starts_with(&expected), "{message}");
-                }
-                (told, expected) => panic!("{told:?}, expected {expected:?}"),
-            }
-        };
-        let three = "zero.stage=3";
-        check(&[three], Some("zero.stage = 3"));
-        check(
-            &["zero.stage=1", "zero.offload=optimizer"],
-            Some("zero.offload"),
-        );
-        check(&["zero.recompute=recompute"], Some("zero.recompute"));
-        check(
-            &["zero.recompute={ \"stages.*\" = \"offload\" }"],
-            Some("zero.recompute"),
-        );
-        check(
-            &["zero.stage=2", "zero.ranks=4", "zero.shard_group=2"],
-            Some("zero.shard_group"),
-        );
-        check(&["train.precision=bf16"], Some("train.precision"));
-        check(&["train.ema=0.999"], Some("train.ema"));
-        check(&["train.batch_norm=local"], Some("train.batch_norm"));
-        let off = [
-            "zero.stage=2",
-            "zero.offload=none",
-            "zero.recompute={ \"stages.*\" = \"keep\" }",
-            "zero.prefetch=0",
-            "zero.reduce_dtype=compute",
-            "zero.overlap=false",
-            "train.precision=fp32",
-            "train.optimizer=sgd",
-            "train.unused=error",
-            "train.nonfinite={ skip_then_abort = 3 }",
-            "train.groups=[{ match = \"*.bias\", weight_decay = 0.0 }]",
-        ];
-        check(&off, None);
-    }
-
     #[test]
     fn settings_that_do_not_fit_together_are_errors() {
         let refused = |settings: &[&str], expected: &str| check("", settings, expected);

@@ -11,6 +11,16 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
+    /// Training as configured parted from plain training.
+    #[error(
+        "training as configured differs from plain training by {rel:.1e} of a parameter's norm, allowed are {bound:.0e}"
+    )]
+    NotEqual {
+        /// The largest relative difference.
+        rel: f64,
+        /// What was allowed.
+        bound: f64,
+    },
     /// A file that has to be there cannot be read.
     #[error("failed to read {}: {source}; check the path and its permissions", path.display())]
     Read {
@@ -203,6 +213,7 @@ impl Error {
         match self {
             Error::Write { .. }
             | Error::NonFinite { .. }
+            | Error::NotEqual { .. }
             | Error::Collective(_)
             | Error::Save { .. }
             | Error::Panicked { .. }

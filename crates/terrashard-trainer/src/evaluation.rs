@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use burn::tensor::Device;
 use terrashard_data::baseline::{self, Score, Upsampling};
 use terrashard_data::{Rows, Scene};
+use terrashard_layout::Offload;
 use terrashard_raster::{Samples, Window};
 
 use crate::config::Config;
@@ -13,6 +14,7 @@ use crate::dataset::Dataset;
 use crate::error::{Error, Result};
 use crate::mapping::{Mapping, Receive};
 use crate::record::{Display, Progress, Scores, TestRecord};
+use crate::sharding::{Placement, Weights};
 use crate::trained_model::TrainedModel;
 use crate::training::same_scenes;
 
@@ -29,7 +31,6 @@ pub fn test(
     display: Display,
 ) -> Result<TestRecord> {
     let began = Instant::now();
-    config.check_runnable()?;
     let trained = TrainedModel::open(checkpoint)?;
     let data = &config.data;
     if trained.bands != data.bands || trained.model.scale != config.model.scale {
@@ -68,9 +69,15 @@ pub fn test(
     }
     let dataset = Dataset::open(config)?;
     let device = Device::flex();
-    let network = trained.network(&device)?;
+    let placement = Placement {
+        stage: config.zero.stage,
+        offload: config.zero.offload == Offload::Parameters,
+        prefetch: config.zero.prefetch,
+        persist_bytes: config.zero.persist_bytes,
+    };
+    let weights = Weights::new(&trained, placement, &device)?;
     let mapping = Mapping {
-        network: &network,
+        weights: &weights,
         device: &device,
         classes: trained.model.classes,
         ranks,

@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
-use terrashard_checkpoint::{Source, Weights};
+pub use terrashard_checkpoint::Weights;
+use terrashard_checkpoint::{Kind, Source};
 
 use crate::error::{Error, Result};
 use crate::output_file;
@@ -22,12 +23,12 @@ pub struct Exported {
     pub unexpected: Vec<String>,
 }
 
-/// Writes the model of a run's checkpoint in force, or of one checkpoint.
+/// Writes the model of a run's checkpoint in force, or of one checkpoint: the parameters, or their moving averages.
 ///
 /// # Errors
 /// [`Error::Checkpoint`] if there is none or it is damaged, [`Error::NoCheckpoint`] if it is a model file already,
-/// [`Error::InvalidValue`] if the output is part of what is read, [`Error::Save`].
-pub fn export(checkpoint: &Path, output: &Path) -> Result<Exported> {
+/// [`Error::InvalidValue`] if the output is part of what is read, or the run has no moving average, [`Error::Save`].
+pub fn export(checkpoint: &Path, output: &Path, weights: Weights) -> Result<Exported> {
     let trained = TrainedModel::open(checkpoint)?;
     let Source::Checkpoint(source) = trained.source() else {
         return Err(Error::NoCheckpoint {
@@ -35,8 +36,16 @@ pub fn export(checkpoint: &Path, output: &Path) -> Result<Exported> {
             remedy: "it is an exported file already; give a run directory or a checkpoint".into(),
         });
     };
+    let has_average = || {
+        let tensors = trained.source().tensors();
+        tensors.iter().any(|tensor| tensor.kind == Kind::Ema)
+    };
+    if weights == Weights::Ema && !has_average() {
+        let expected = "a run with a moving average, which `train.ema` switches on";
+        return Err(Error::invalid("--ema", checkpoint.display(), expected));
+    }
     output_file::check(output, [checkpoint])?;
-    terrashard_checkpoint::export(source, output, &trained.description(), Weights::Plain)
+    terrashard_checkpoint::export(source, output, &trained.description(), weights)
         .map_err(Error::save)?;
     let written = TrainedModel::open(output)?;
     let matched = written

@@ -42,6 +42,7 @@ pub mod record;
 pub mod report;
 pub mod run_directory;
 pub mod schedule;
+pub mod sharding;
 pub mod trained_model;
 pub mod training;
 

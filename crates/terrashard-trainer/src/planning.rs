@@ -84,6 +84,9 @@ pub struct StagePlan {
     pub total: u64,
     /// Whether `total` is at most the memory that was asked about.
     pub fits: Option<bool>,
+    /// All bytes by kind.
+    #[serde(skip)]
+    pub bytes: RankBytes,
 }
 
 /// Every stage with every offload that it has.
@@ -190,6 +193,7 @@ impl StagePlan {
             replicated_share: table.replicated_share(),
             total,
             fits: options.memory.map(|memory| total <= memory),
+            bytes,
         }
     }
 }

@@ -15,6 +15,7 @@ use crate::error::{Error, Result};
 use crate::mapping::{Mapping, Receive};
 use crate::output_file;
 use crate::record::{Display, Progress};
+use crate::sharding::{HeldParameters, Placement, Weights};
 use crate::trained_model::TrainedModel;
 
 /// What `predict` is asked for.
@@ -32,8 +33,10 @@ pub struct PredictOptions {
     pub memory: Option<u64>,
     /// Pixels of the image that neighbouring windows share, in place of the checkpoint's.
     pub overlap: Option<usize>,
-    /// Threads.
+    /// Ranks, each a thread.
     pub ranks: usize,
+    /// Where the weights are kept.
+    pub placement: Placement,
     /// How progress is shown.
     pub display: Display,
 }
@@ -49,6 +52,9 @@ pub struct Prediction {
     pub megapixels_per_second: f64,
     /// The most memory that the program held, where the system tells it.
     pub peak_rss_bytes: Option<u64>,
+    /// With sharded weights, what a rank held of them at most, in bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub held_parameters: Option<HeldParameters>,
 }
 
 /// Bytes that one window takes while a model runs, by pixel of the image: measured with B0, generous for others.
@@ -72,14 +78,14 @@ pub fn predict(options: &PredictOptions) -> Result<Prediction> {
         output_file::check(output, read())?;
     }
     let device = Device::flex();
-    let network = trained.network(&device)?;
+    let weights = Weights::new(&trained, options.placement, &device)?;
     let overlap = options.overlap.unwrap_or(trained.overlap);
     if overlap >= trained.tile {
         let expected = format!("less than the {} pixels of a window", trained.tile);
         return Err(Error::invalid("--overlap", overlap, expected));
     }
     let mapping = Mapping {
-        network: &network,
+        weights: &weights,
         device: &device,
         classes: trained.model.classes,
         ranks: affordable(options, trained.tile)?,
@@ -107,6 +113,7 @@ pub fn predict(options: &PredictOptions) -> Result<Prediction> {
         seconds,
         megapixels_per_second: pixels as f64 / 1e6 / seconds,
         peak_rss_bytes: peak_rss_bytes(),
+        held_parameters: weights.held(),
     })
 }
 

@@ -11,6 +11,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Deserializer, Serialize};
+use terrashard_collectives::Traffic;
 use terrashard_data::baseline::Score;
 use terrashard_layout::{RankBytes, Stage};
 
@@ -38,6 +39,73 @@ pub struct StepRecord {
     /// The terms of the loss, unweighted.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub terms: BTreeMap<String, f64>,
+    /// Where this rank's time went since the step before: rank 0's.
+    #[serde(default)]
+    pub times: StepTimes,
+    /// What rank 0 sent in this step.
+    #[serde(default)]
+    pub sent: SentBytes,
+}
+
+/// Where a rank's time went, in seconds.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct StepTimes {
+    /// Waiting for batches.
+    pub data: f64,
+    /// Forward and backward.
+    pub compute: f64,
+    /// Waiting for other ranks: communication that nothing hides.
+    pub communication: f64,
+    /// The update.
+    pub optimizer: f64,
+    /// Saving, of the checkpoint before this step.
+    pub checkpoint: f64,
+}
+
+impl StepTimes {
+    /// All of them.
+    pub fn total(&self) -> f64 {
+        self.data + self.compute + self.communication + self.optimizer + self.checkpoint
+    }
+
+    /// Adds those of another step.
+    pub fn add(&mut self, other: &Self) {
+        self.data += other.data;
+        self.compute += other.compute;
+        self.communication += other.communication;
+        self.optimizer += other.optimizer;
+        self.checkpoint += other.checkpoint;
+    }
+}
+
+/// Bytes that a rank sent, by verb, with scalars and batch statistics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct SentBytes {
+    /// Gradients at stage 0; scalars and batch statistics at every stage; over groups with hybrid sharding.
+    pub all_reduce: u64,
+    /// Gradients from stage 1 on.
+    pub reduce_scatter: u64,
+    /// Parameters: after the update at stages 1 and 2, for each use at stage 3.
+    pub all_gather: u64,
+}
+
+impl SentBytes {
+    /// What was sent over some groups between two readings of each.
+    pub(crate) fn of<const N: usize>(now: &[Traffic; N], before: &[Traffic; N]) -> Self {
+        let mut sent = Self::default();
+        for (now, before) in now.iter().zip(before) {
+            let traffic = now.since(before);
+            sent.all_reduce += traffic.all_reduce.bytes;
+            sent.reduce_scatter += traffic.reduce_scatter.bytes;
+            sent.all_gather += traffic.all_gather.bytes;
+        }
+        sent
+    }
+
+    /// All of them.
+    pub fn total(&self) -> u64 {
+        self.all_reduce + self.reduce_scatter + self.all_gather
+    }
 }
 
 fn nan_if_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
@@ -58,14 +126,23 @@ pub struct HeldBytes {
     pub parameters: u64,
     /// Gradients at the end of backward, before the update.
     pub gradients: u64,
-    /// Both moments of AdamW.
+    /// Master weights where they are separate, moments and moving average.
     pub optimizer: u64,
+    /// Of all these, what lies in host memory by offloading; not counted in the others.
+    #[serde(default)]
+    pub host: u64,
+    /// Parameters gathered at once for the blocks in use.
+    #[serde(default)]
+    pub gathered: u64,
+    /// Gradients on their way at once.
+    #[serde(default)]
+    pub buckets: u64,
 }
 
 impl HeldBytes {
-    /// All of them.
+    /// Those between steps: parameters, gradients, optimizer states, on the device and in host memory.
     pub fn total(&self) -> u64 {
-        self.parameters + self.gradients + self.optimizer
+        self.parameters + self.gradients + self.optimizer + self.host
     }
 }
 
@@ -97,6 +174,15 @@ pub struct SessionRecord {
     pub predicted: Vec<RankBytes>,
     /// Bytes that the largest rank really held, at this call's stage.
     pub counted: HeldBytes,
+    /// Where rank 0's time went.
+    #[serde(default)]
+    pub times: StepTimes,
+    /// What rank 0 sent in the last step.
+    #[serde(default)]
+    pub sent: SentBytes,
+    /// What the formulas say that it sends, without scalars and batch statistics.
+    #[serde(default)]
+    pub predicted_sent: u64,
 }
 
 /// How well a map of foreground agrees with the label, over valid pixels. A ratio of nothing is none.

@@ -8,6 +8,7 @@ mod panels;
 mod pictures;
 mod scores;
 mod shore;
+mod times;
 
 use std::path::Path;
 

@@ -118,17 +118,29 @@ impl TrainedModel {
         }
     }
 
-    /// The network with its weights.
+    /// The network without weights, with its running statistics; all weights are there to be read.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] if a tensor is missing, has another shape or is damaged; [`Error::Model`].
-    pub fn network(&self, device: &Device) -> Result<S2s2Net> {
+    /// [`Error::Checkpoint`] if a tensor is missing or has another shape; [`Error::Model`].
+    pub(crate) fn skeleton(&self, device: &Device) -> Result<S2s2Net> {
         let network = self.model.init(device)?;
         let spec = |(name, shape): (String, Vec<usize>)| {
             TensorSpec::new(name, Kind::Parameter, shape, ElementType::F32)
         };
         let expected: Vec<TensorSpec> = parameters(&network).into_iter().map(spec).collect();
         self.source.require(&expected)?;
+        load_buffers(&network, |name, length| {
+            Ok(self.source.read(name, Kind::Buffer, 0..length)?)
+        })?;
+        Ok(network)
+    }
+
+    /// The network with its weights.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] if a tensor is missing, has another shape or is damaged; [`Error::Model`].
+    pub fn network(&self, device: &Device) -> Result<S2s2Net> {
+        let network = self.skeleton(device)?;
         let mut failed = None;
         let network = assign(network, &mut |name, shape| {
             let elements = shape.iter().product();
@@ -149,9 +161,6 @@ impl TrainedModel {
         if let Some(error) = failed {
             return Err(error.into());
         }
-        load_buffers(&network, |name, length| {
-            Ok(self.source.read(name, Kind::Buffer, 0..length)?)
-        })?;
         Ok(network)
     }
 }

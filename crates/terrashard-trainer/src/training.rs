@@ -1,10 +1,16 @@
 //! `fit`: ranks as threads, each with its own model, optimizer and loader; a loop that can be read.
 
+mod metered_communicator;
 mod rank;
 mod resume;
+mod running_statistics;
 mod same_training;
 mod saving;
+mod scope;
 mod settings;
+mod step_clock;
+mod terms;
+pub mod verification;
 
 pub(crate) use same_training::same_scenes;
 pub(crate) use saving::TOOL;
@@ -16,14 +22,12 @@ use std::time::Instant;
 
 use terrashard_collectives::local::{self, LocalCommunicator, RunError};
 use terrashard_data::Chips;
-use terrashard_layout::{
-    BatchShape, LayoutConfig, RankBytes, SampleOrder, ShardTable, Stage, Window,
-};
+use terrashard_layout::{BatchShape, Offload, RankBytes, SampleOrder, Stage, Window};
 
 use crate::config::{Batch, Config, Device, Length};
 use crate::dataset::Dataset;
 use crate::error::{Error, Result};
-use crate::planning::state_config;
+use crate::planning::{self, PlanOptions};
 use crate::record::{Display, HeldBytes, SessionRecord};
 use crate::run_directory::{RunDirectory, replace};
 use resume::Start;
@@ -59,7 +63,8 @@ pub enum Fitted {
 #[derive(Debug)]
 struct Plan<'a> {
     config: &'a Config,
-    run: &'a RunDirectory,
+    /// Where the training is written down; none for a trial of some steps.
+    run: Option<&'a RunDirectory>,
     display: Display,
     batch: Batch,
     chips: Arc<Chips>,
@@ -101,21 +106,7 @@ pub fn fit(config: &Config, options: &FitOptions) -> Result<Fitted> {
     if options.stop_after == Some(0) {
         return Err(Error::invalid("--stop-after", 0, "a step, counted from 1"));
     }
-    if config.model.superres {
-        return Err(Error::NotSupported {
-            key: "model.superres = true".into(),
-            remedy: "no high-resolution target can be named in `data` yet, so set `model.superres = false`".into(),
-        });
-    }
-    config.check_runnable()?;
-    let ranks = config.zero.ranks.count(options.device);
-    let chips = Dataset::open(config)?.training_chips(config)?;
-    if chips.len() < ranks {
-        return Err(Error::TooFewSamples {
-            samples: chips.len(),
-            ranks,
-        });
-    }
+    let (ranks, chips) = samples(config, options.device)?;
     let batch = Batch::resolve(&config.train, ranks)?;
     let start = Start::find(config, batch, &options.run)?;
     let length = config.train.length();
@@ -134,22 +125,25 @@ pub fn fit(config: &Config, options: &FitOptions) -> Result<Fitted> {
     }
     let plan = Plan {
         config,
-        run: &options.run,
+        run: Some(&options.run),
         display: options.display,
         batch,
         order: SampleOrder::new(chips.len(), config.train.seed)?,
-        chips: Arc::new(chips),
+        chips,
         steps,
         end,
         last_step,
         start,
     };
+    let predicted = predicted(config, ranks)?;
     options.run.create()?;
     let _lock = options.run.lock()?;
     replace(&options.run.config(), config.to_toml().as_bytes())?;
     options.run.forget_after(plan.start.step())?;
 
-    let outcomes = run_ranks(ranks, |communicator| rank::train(&plan, communicator))?;
+    let outcomes = run_ranks(ranks, |communicator| {
+        rank::train(&plan, Arc::new(communicator))
+    })?;
     let first = &outcomes[0];
     let record = SessionRecord {
         name: options.name.clone(),
@@ -167,15 +161,37 @@ pub fn fit(config: &Config, options: &FitOptions) -> Result<Fitted> {
             .iter()
             .map(|row| row.numel() as u64)
             .sum(),
-        predicted: predicted(&first.table, config, batch)?,
+        predicted: predicted.bytes,
         counted: outcomes
             .iter()
             .map(|outcome| outcome.held)
             .max_by_key(HeldBytes::total)
             .unwrap_or_default(),
+        times: first.times,
+        sent: first.sent,
+        predicted_sent: predicted.sent,
     };
     options.run.append_session(&record)?;
     Ok(Fitted::Trained(Box::new(record)))
+}
+
+/// The number of ranks and the samples of a configuration.
+fn samples(config: &Config, device: Device) -> Result<(usize, Arc<Chips>)> {
+    if config.model.superres {
+        return Err(Error::NotSupported {
+            key: "model.superres = true".into(),
+            remedy: "no high-resolution target can be named in `data` yet, so set `model.superres = false`".into(),
+        });
+    }
+    let ranks = config.zero.ranks.count(device);
+    let chips = Dataset::open(config)?.training_chips(config)?;
+    if chips.len() < ranks {
+        return Err(Error::TooFewSamples {
+            samples: chips.len(),
+            ranks,
+        });
+    }
+    Ok((ranks, Arc::new(chips)))
 }
 
 /// Runs a body on each rank; the error is that of the rank that failed first.
@@ -200,23 +216,39 @@ pub(crate) fn run_ranks<T: Send>(
     })
 }
 
-/// What each stage would take on a rank, for the model in a table, without offload.
-fn predicted(table: &ShardTable, config: &Config, batch: Batch) -> Result<Vec<RankBytes>> {
-    let mut rows: Vec<_> = table.rows().iter().collect();
-    rows.sort_by_key(|row| row.order);
-    let parameters: Vec<_> = rows.into_iter().map(|row| row.parameter.clone()).collect();
-    let model = config.model.init(&burn::tensor::Device::flex())?;
-    let at = |stage| {
-        let layout = LayoutConfig {
-            ranks: table.ranks(),
-            stage,
-            persist_bytes: config.zero.persist_bytes,
-            bucket_bytes: config.zero.bucket_bytes,
-        };
-        let table = ShardTable::new(parameters.clone(), &layout)?;
-        Ok(table.rank_bytes(&state_config(config, &model, &table, batch)))
+/// What a run takes and sends on a rank, by the formulas.
+struct Predicted {
+    /// At each stage; at the run's own with its offload.
+    bytes: Vec<RankBytes>,
+    /// Bytes sent in a step, without scalars and batch statistics.
+    sent: u64,
+}
+
+fn predicted(config: &Config, ranks: usize) -> Result<Predicted> {
+    let options = PlanOptions {
+        ranks: Some(ranks),
+        memory: None,
     };
-    Stage::ALL.into_iter().map(at).collect()
+    let planned = planning::plan(config, options)?.stages;
+    let zero = &config.zero;
+    let find = |stage| {
+        let offload = if stage == zero.stage {
+            zero.offload
+        } else {
+            Offload::None
+        };
+        let found = planned
+            .iter()
+            .find(|plan| plan.stage == stage && plan.offload == offload);
+        found.expect("a plan has every stage with every offload that it allows")
+    };
+    Ok(Predicted {
+        bytes: Stage::ALL
+            .into_iter()
+            .map(|stage| find(stage).bytes)
+            .collect(),
+        sent: find(zero.stage).wire,
+    })
 }
 
 /// The name of a configuration: its file's, without the ending.

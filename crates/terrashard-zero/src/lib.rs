@@ -1,15 +1,19 @@
-//! The sharded optimizer: ZeRO stages 0, 1 and 2 over any burn module.
+//! The sharded optimizer: ZeRO stages 0 to 3 over any burn module.
 //!
-//! Each rank builds its own model and a [`ZeroOptimizer`] from it. In forward, the model's blocks are entered one by
-//! one with [`ZeroOptimizer::enter`]; their parameters join the autodiff graph at the depth of the activation that
-//! goes into the block, so that [`ZeroOptimizer::backward`] reduces gradients block by block while backward goes on.
-//! [`ZeroOptimizer::step`] clips, updates the rank's shard with AdamW and gathers the parameters.
+//! Each rank builds its own model and a [`ZeroOptimizer`] from it. In forward, the model's blocks are run one by one with
+//! [`ShardedParameters::block`], or entered with [`ShardedParameters::enter`]; their parameters join the autodiff graph at
+//! the depth of the activation that goes into the block, so that [`ZeroOptimizer::backward`] reduces gradients block by
+//! block while backward goes on. [`ZeroOptimizer::step`] clips and updates the rank's shard, and at stages 1 and 2 gathers
+//! the parameters. At stage 3 they stay shards, and a block's are gathered for each use. For test and prediction,
+//! [`ShardedParameters`] is that without gradients and states.
 //!
-//! A user who changes the stage, the rank count or the accumulation gets the same training within rounding: stages at
-//! equal rank count and accumulation 1 are bitwise equal, since sums run in rank order and the update is element-wise.
+//! A user who changes the stage, offload, recomputation, the rank count or the accumulation gets the same training within
+//! rounding: stages at equal rank count and accumulation 1 are bitwise equal, since sums run in rank order and the update
+//! is element-wise.
 //!
 //! Invariants: knows nothing of images, models or files; every collective is issued in an order that follows from the
-//! shard table alone; a rank holds what [`terrashard_layout::Stage`] says and no more between steps.
+//! shard table and the order of blocks alone; a rank holds what [`terrashard_layout::Stage`] says and no more between
+//! steps.
 
 mod anchor;
 mod block;

@@ -241,6 +241,12 @@ impl ShardedParameters {
         read_f64(self.0.groups.world.all_reduce(tensor)?.wait()?)
     }
 
+    /// Bytes of parameter values that this rank holds, on the device and in host memory.
+    pub fn held_bytes(&self) -> usize {
+        let (device, host) = self.0.values().bytes();
+        device + host
+    }
+
     /// Bytes of gathered parameters in use now: 0 between steps.
     pub fn gathered_bytes(&self) -> usize {
         self.0.gathered.now()

@@ -14,15 +14,12 @@ enum Kind {
     Used,
     /// The run's stage, counted.
     Counted,
-    /// A stage that is not offered yet, by prediction.
-    Planned,
 }
 
 impl Kind {
     fn of(stage: usize, used: usize) -> Self {
         match stage {
             _ if stage == used => Kind::Used,
-            3 => Kind::Planned,
             _ => Kind::Other,
         }
     }
@@ -32,7 +29,6 @@ impl Kind {
             Kind::Other => "other",
             Kind::Used => "used",
             Kind::Counted => "counted",
-            Kind::Planned => "planned",
         }
     }
 }
@@ -41,8 +37,6 @@ impl Kind {
 struct Entry {
     label: String,
     states: HeldBytes,
-    /// The buckets on their way, where that is known.
-    bucket: Option<u64>,
     kind: Kind,
 }
 
@@ -52,14 +46,13 @@ impl Entry {
             parameters: bytes.parameters,
             gradients: bytes.gradients,
             optimizer: bytes.optimizer(),
+            host: bytes.host,
+            gathered: bytes.gathered,
+            buckets: bytes.buckets,
         };
         Self {
-            label: match kind {
-                Kind::Planned => format!("Stage {stage}, planned"),
-                _ => format!("Stage {stage}"),
-            },
+            label: format!("Stage {stage}"),
             states,
-            bucket: Some(bytes.buckets),
             kind,
         }
     }
@@ -69,6 +62,8 @@ impl Entry {
             parameters,
             gradients,
             optimizer,
+            host,
+            ..
         } = self.states;
         Bar {
             label: self.label.clone(),
@@ -76,6 +71,7 @@ impl Entry {
                 ("parameters", parameters as f64),
                 ("gradients", gradients as f64),
                 ("optimizer", optimizer as f64),
+                ("host", host as f64),
             ],
             text: mebibytes(self.states.total()),
             class: self.kind.class(),
@@ -87,6 +83,9 @@ impl Entry {
             parameters,
             gradients,
             optimizer,
+            host,
+            gathered,
+            buckets,
         } = self.states;
         let class = self.kind.class();
         let share = 100.0 * self.states.total() as f64 / whole as f64;
@@ -94,9 +93,11 @@ impl Entry {
             mebibytes(parameters),
             mebibytes(gradients),
             mebibytes(optimizer),
+            mebibytes(host),
             mebibytes(self.states.total()),
             format!("{share:.0}\u{a0}%"),
-            self.bucket.map_or("–".into(), mebibytes),
+            mebibytes(buckets),
+            mebibytes(gathered),
         ];
         let cells: String = cells
             .iter()
@@ -122,7 +123,6 @@ pub(super) fn section(session: &SessionRecord) -> String {
     let counted = Entry {
         label: format!("Stage {used}, counted"),
         states: session.counted,
-        bucket: None,
         kind: Kind::Counted,
     };
     entries.insert((used + 1).min(entries.len()), counted);
@@ -132,9 +132,11 @@ pub(super) fn section(session: &SessionRecord) -> String {
         "Parameters",
         "Gradients",
         "Optimizer",
+        "Host memory",
         "Together",
         "of stage 0",
         "Buckets in flight",
+        "Gathered",
     ];
     let columns: String = columns
         .iter()
@@ -146,11 +148,12 @@ pub(super) fn section(session: &SessionRecord) -> String {
     };
     format!(
         "<section><h2>Memory per rank</h2><figure><div class=\"scroll\">{}</div><figcaption class=\"key\"><i class=\"parameters\"></i> parameters \
-         <i class=\"gradients\"></i> gradients <i class=\"optimizer\"></i> optimizer states</figcaption></figure>\
+         <i class=\"gradients\"></i> gradients <i class=\"optimizer\"></i> optimizer states \
+         <i class=\"host\"></i> in host memory</figcaption></figure>\
          <div class=\"scroll\"><table class=\"numbers\"><thead><tr><th></th>{columns}</tr></thead><tbody>{rows}</tbody></table></div>\
          <p class=\"prose\">Model states on {ranks}. The stages are predicted from the shard table; “Counted” is what \
-         the tensors of this run, at stage {used}, really took on the fullest rank. Activations come on top and are the \
-         same at every stage. At stage 1 gradients are whole only while micro-batches add up; with one micro-batch a \
+         the tensors of this run, at stage {used}, really took on the fullest rank. Buckets, gathered parameters and activations come \
+         on top. At stage 1 gradients are whole only while micro-batches add up; with one micro-batch a \
          step they are reduced as they arrive.</p></section>\n",
         charts::bars(&bars),
     )

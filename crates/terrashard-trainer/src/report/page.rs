@@ -2,7 +2,7 @@
 
 use super::charts::{self, Line, escape};
 use super::panels::{Panel, Panels};
-use super::{Report, memory, scores, shore};
+use super::{Report, memory, scores, shore, times};
 use crate::record::{SessionRecord, StepRecord, clock};
 
 const STYLE: &str = include_str!("page.css");
@@ -46,10 +46,9 @@ pub(super) fn render(content: &Content<'_>) -> String {
             "",
         ),
         picture_note(content.panels),
-        content
-            .sessions
-            .last()
-            .map_or(String::new(), memory::section),
+        content.sessions.last().map_or(String::new(), |session| {
+            memory::section(session) + &times::section(session)
+        }),
         configuration(content),
     ];
     format!(

@@ -3,20 +3,23 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use terrashard_collectives::Communicator;
-use terrashard_collectives::local::LocalCommunicator;
+use terrashard_collectives::{Communicator, Traffic};
 use terrashard_data::{Batch as Samples, Loader, LoaderOptions};
 use terrashard_layout::{ShardTable, Window};
-use terrashard_models::{Losses, Normalizers, S2s2Net, Scope, Targets, initial_value};
-use terrashard_ops::{Labels, Masks, Mode, Pass, SumOverRanks};
-use terrashard_zero::{Initial, StepOutcome, ZeroOptimizer, declared};
+use terrashard_models::{Losses, Normalizers, S2s2Net, Targets, initial_value};
+use terrashard_ops::{Labels, Masks};
+use terrashard_zero::{Initial, Origin, StepOutcome, ZeroOptimizer, declared};
 
+use super::metered_communicator::MeteredCommunicator;
+use super::scope::Training;
 use super::settings::zero_config;
-use super::{Plan, saving};
+use super::step_clock::{Phase, StepClock};
+use super::terms::Terms;
+use super::{Plan, running_statistics, saving};
+use crate::config::Precision;
 use crate::error::{Error, Result};
-use crate::record::{HeldBytes, Metrics, Progress, StepRecord, counted};
+use crate::record::{HeldBytes, Metrics, Progress, SentBytes, StepRecord, StepTimes, counted};
 use crate::schedule::learning_rate;
 
 /// Batches that a loader keeps ready.
@@ -29,29 +32,48 @@ pub(super) struct Outcome {
     pub table: ShardTable,
     /// What this rank held when it held most.
     pub held: HeldBytes,
+    /// Where its time went, over all steps.
+    pub times: StepTimes,
+    /// What it sent in the last whole step.
+    pub sent: SentBytes,
 }
 
 /// Trains from the plan's start to its last step.
-pub(super) fn train(plan: &Plan<'_>, communicator: LocalCommunicator) -> Result<Outcome> {
-    let rank = Rank::new(plan, Arc::new(communicator))?;
-    rank.run()
+pub(super) fn train(plan: &Plan<'_>, communicator: Arc<dyn Communicator>) -> Result<Outcome> {
+    Rank::new(plan, communicator)?.run()
 }
 
-struct Rank<'a> {
+/// One rank of a training.
+pub(super) struct Rank<'a> {
     plan: &'a Plan<'a>,
-    communicator: Arc<dyn Communicator>,
     device: Device,
     model: S2s2Net,
-    optimizer: ZeroOptimizer,
+    pub(super) optimizer: ZeroOptimizer,
     loader: Loader,
     /// On rank 0, what is told of each step.
     told: Option<(Metrics, Progress)>,
+    clock: StepClock,
     held: HeldBytes,
+    times: StepTimes,
+    sent: SentBytes,
+    /// Whether the gradients of each step are kept, and those of the last.
+    watched: Option<Vec<(String, TensorData)>>,
+}
+
+/// What became of a step.
+#[derive(Debug, Clone, PartialEq)]
+enum Became {
+    Applied { norm: f64 },
+    NotFinite(Origin),
+    NoValidPixel,
 }
 
 impl<'a> Rank<'a> {
-    fn new(plan: &'a Plan<'a>, communicator: Arc<dyn Communicator>) -> Result<Self> {
+    pub(super) fn new(plan: &'a Plan<'a>, communicator: Arc<dyn Communicator>) -> Result<Self> {
         let (config, seed) = (plan.config, plan.config.train.seed);
+        let communicator = MeteredCommunicator::new(communicator);
+        let clock = StepClock::new(communicator.waited());
+        let communicator: Arc<dyn Communicator> = Arc::new(communicator);
         let device = Device::flex();
         let model = config.model.init(&device)?;
         let values = |name: &str, shape: &[usize]| initial_value(name, shape, seed);
@@ -65,6 +87,12 @@ impl<'a> Rank<'a> {
             communicator.clone(),
             &device,
         )?;
+        let blocks: Vec<_> = model
+            .blocks()
+            .into_iter()
+            .map(|block| block.parameters)
+            .collect();
+        optimizer.declare_blocks(&blocks)?;
         plan.start.restore(&mut optimizer, &model)?;
         let options = LoaderOptions {
             rank: communicator.rank(),
@@ -77,26 +105,42 @@ impl<'a> Rank<'a> {
             prefetch: PREFETCH,
         };
         let loader = Loader::new(plan.chips.clone(), plan.order, options)?;
-        let told = match communicator.rank() {
-            0 => {
+        let told = match (communicator.rank(), plan.run) {
+            (0, Some(run)) => {
                 let every = Duration::from_secs_f64(config.log.seconds);
                 let progress =
                     Progress::new(plan.display, "step", plan.start.step(), plan.steps, every);
-                progress.say(&opening(plan, optimizer.table()));
-                Some((Metrics::open(plan.run)?, progress))
+                progress.say(&opening(plan, communicator.ranks(), optimizer.table()));
+                Some((Metrics::open(run)?, progress))
             }
             _ => None,
         };
         Ok(Self {
             plan,
-            communicator,
             device,
             model,
             optimizer,
             loader,
             told,
+            clock,
             held: HeldBytes::default(),
+            times: StepTimes::default(),
+            sent: SentBytes::default(),
+            watched: None,
         })
+    }
+
+    /// Keeps the gradients of every step from now on. Collective from then on.
+    pub(super) fn watch_gradients(&mut self) {
+        self.watched = Some(Vec::new());
+    }
+
+    /// The gradients of the last step, whole, of a rank that watches them.
+    pub(super) fn take_gradients(&mut self) -> Vec<(String, TensorData)> {
+        self.watched
+            .as_mut()
+            .map(std::mem::take)
+            .unwrap_or_default()
     }
 
     fn run(mut self) -> Result<Outcome> {
@@ -104,76 +148,132 @@ impl<'a> Rank<'a> {
         for step in self.plan.start.step() + 1..=self.plan.last_step {
             self.step(step)?;
             if step == self.plan.last_step || (every > 0 && step.is_multiple_of(every)) {
-                saving::save(self.plan, step, &self.optimizer, &self.model)?;
+                self.save(step)?;
             }
         }
+        self.times.add(&self.clock.take());
         if let Some((_, progress)) = &self.told {
             progress.finish();
         }
         Ok(Outcome {
             table: self.optimizer.table().clone(),
             held: self.held,
+            times: self.times,
+            sent: self.sent,
+        })
+    }
+
+    fn save(&mut self, step: u64) -> Result<()> {
+        let Some(run) = self.plan.run else {
+            return Ok(());
+        };
+        let (plan, optimizer, model) = (self.plan, &self.optimizer, &self.model);
+        self.clock.measure(Phase::Checkpoint, || {
+            running_statistics::settle(model, optimizer, plan.config.train.batch_norm)?;
+            saving::save(plan, run, step, optimizer, model)
         })
     }
 
     /// One optimizer step: the micro-batches, the update, the record.
-    fn step(&mut self, step: u64) -> Result<()> {
+    pub(super) fn step(&mut self, step: u64) -> Result<()> {
         let began = Instant::now();
+        let before = self.traffic();
         let window = self.plan.window(step);
         let normalizers = self.normalizers(&window)?;
+        let nothing = normalizers.valid_pixels == 0.0;
         let mut sums = Terms::default();
         for number in 0..self.plan.batch.accumulate {
-            let batch = self
-                .loader
-                .next()
-                .expect("the loader has every step of the plan")?
-                .batch;
-            if window.is_idle(number) {
+            let loader = &mut self.loader;
+            let next = self.clock.measure(Phase::Data, || loader.next());
+            let batch = next.expect("the loader has every step of the plan")?.batch;
+            if nothing || window.is_idle(number) {
                 continue;
             }
-            let losses = self.forward(step, batch, &normalizers);
-            sums.add(&losses);
-            self.optimizer.backward(losses.total)?;
+            let mut clock = self.clock.lend();
+            clock.measure(Phase::Compute, || -> Result<()> {
+                let losses = self.forward(step, batch, &normalizers);
+                sums.add(&losses);
+                Ok(self.optimizer.backward(losses.total)?)
+            })?;
+            self.clock = clock;
         }
         self.count_held();
+        if self.watched.is_some() && !nothing {
+            self.watched = Some(self.optimizer.whole_gradients()?);
+        }
         let train = &self.plan.config.train;
         let lr = learning_rate(train, self.plan.steps, self.optimizer.steps() + 1);
-        let (grad_norm, sums, skipped) = match self.optimizer.step(lr, &sums.0)? {
-            StepOutcome::Applied { norm, scalars, .. } => (norm, scalars, None),
-            StepOutcome::Skipped {
-                scalars, origin, ..
-            } => (0.0, scalars, Some(origin)),
+        let (became, sums) = if nothing {
+            (Became::NoValidPixel, vec![0.0; sums.0.len()])
+        } else {
+            let optimizer = &mut self.optimizer;
+            match self
+                .clock
+                .measure(Phase::Optimizer, || optimizer.step(lr, &sums.0))?
+            {
+                StepOutcome::Applied { norm, scalars, .. } => (Became::Applied { norm }, scalars),
+                StepOutcome::Skipped {
+                    origin, scalars, ..
+                } => (Became::NotFinite(origin), scalars),
+            }
         };
         let loss = sums[0];
-        // A gradient that is not finite is the optimizer's to judge; a loss that is not, with gradients that are, is nothing
-        // to go on from.
-        if skipped.is_none() && !loss.is_finite() {
+        // A gradient that is not finite is the optimizer's to judge; a loss that is not, with gradients that are, is
+        // nothing to go on from.
+        if matches!(became, Became::Applied { .. }) && !loss.is_finite() {
             return Err(Error::NonFinite { step, loss });
         }
+        let sent = SentBytes::of(&self.traffic(), &before);
+        let times = self.clock.take();
+        self.times.add(&times);
+        if matches!(became, Became::Applied { .. }) {
+            self.sent = sent;
+        }
+        let plan = self.plan;
         let Some((metrics, progress)) = &mut self.told else {
             return Ok(());
         };
         let seconds = began.elapsed().as_secs_f64();
         let images = (window.samples().end - window.samples().start) as usize;
-        let terms = Terms::named(&sums, self.plan.config);
-        let images_s = images as f64 / seconds;
         metrics.append(&StepRecord {
             step,
             loss,
             lr,
-            images_s,
-            grad_norm,
-            skipped: skipped.is_some(),
+            images_s: images as f64 / seconds,
+            grad_norm: match became {
+                Became::Applied { norm } => norm,
+                _ => 0.0,
+            },
+            skipped: !matches!(became, Became::Applied { .. }),
             seconds,
-            terms,
+            terms: Terms::named(&sums, plan.config),
+            times,
+            sent,
         })?;
-        if let Some(origin) = skipped {
-            progress.say(&format!(
-                "step {step} was skipped: a gradient is not finite; {origin}"
-            ));
+        match became {
+            Became::Applied { .. } => {}
+            Became::NotFinite(origin) => progress.say(&format!(
+                "step {step} was skipped: a gradient is not finite; {origin}{}",
+                chips(plan, &window, &origin)?
+            )),
+            Became::NoValidPixel => progress.say(&format!(
+                "step {step} was skipped: none of its samples has a pixel with a label"
+            )),
         }
         progress.advance(step, Some(loss), images);
         Ok(())
+    }
+
+    /// What this rank has sent so far, over all its groups.
+    fn traffic(&self) -> [Traffic; 3] {
+        let groups = self.optimizer.groups();
+        let replicas = groups.replicas.as_ref().map(|replicas| replicas.traffic());
+        [
+            groups.world.traffic(),
+            // Without replicas the group of the shards is that of all ranks.
+            replicas.map_or_else(Traffic::default, |_| groups.shards.traffic()),
+            replicas.unwrap_or_default(),
+        ]
     }
 
     /// The counts of a whole step over all ranks. Labels are counted when chips are cut, so every rank knows them.
@@ -200,40 +300,30 @@ impl<'a> Rank<'a> {
             ..
         } = batch;
         let autodiff = self.device.clone().autodiff();
+        let element = match self.plan.config.train.precision {
+            Precision::Fp32 => DType::F32,
+            Precision::Bf16 => DType::BF16,
+            Precision::Fp16 => DType::F16,
+        };
         let image = Tensor::<4>::from_data(
             TensorData::new(images, [samples, bands, side, side]),
-            &autodiff,
+            (&autodiff, element),
         );
         let labels = Labels::new(masks, [samples, side * scale, side * scale], &self.device);
-        let scope = Sharded {
-            optimizer: &self.optimizer,
-            pass: Pass {
-                mode: Mode::Training,
-                ranks: self.sums(),
-                masks: Some(Masks {
-                    seed: self.plan.config.train.seed,
-                    step,
-                    samples: ids.into(),
-                }),
-            },
+        let config = self.plan.config;
+        let masks = Masks {
+            seed: config.train.seed,
+            step,
+            samples: ids.into(),
         };
+        let (recompute, batch_norm) = (&config.zero.recompute, config.train.batch_norm);
+        let scope = Training::new(&self.optimizer, recompute, batch_norm, masks);
         let maps = self.model.forward(image, &scope);
         let targets = Targets {
             labels,
             superres: None,
         };
-        self.plan
-            .config
-            .train
-            .loss
-            .of(&maps, &targets, normalizers, &scope)
-    }
-
-    fn sums(&self) -> Arc<dyn SumOverRanks> {
-        Arc::new(RankSums {
-            communicator: self.communicator.clone(),
-            device: self.device.clone(),
-        })
+        config.train.loss.of(&maps, &targets, normalizers, &scope)
     }
 
     fn count_held(&mut self) {
@@ -242,6 +332,9 @@ impl<'a> Rank<'a> {
             parameters: held.parameters as u64,
             gradients: held.gradients as u64,
             optimizer: held.optimizer as u64,
+            host: held.host as u64,
+            gathered: self.optimizer.take_gathered_peak() as u64,
+            buckets: self.optimizer.take_buckets_peak() as u64,
         };
         if held.total() > self.held.total() {
             self.held = held;
@@ -250,12 +343,12 @@ impl<'a> Rank<'a> {
 }
 
 /// What a run says at its start.
-fn opening(plan: &Plan<'_>, table: &ShardTable) -> String {
+fn opening(plan: &Plan<'_>, ranks: usize, table: &ShardTable) -> String {
     let parameters: usize = table.rows().iter().map(|row| row.numel()).sum();
     let begins = format!(
         "training {parameters} parameters on {}, {} at stage {}",
         counted(plan.chips.len(), "sample"),
-        counted(table.ranks(), "rank"),
+        counted(ranks, "rank"),
         plan.config.zero.stage
     );
     match plan.start.resumed_from() {
@@ -264,86 +357,26 @@ fn opening(plan: &Plan<'_>, table: &ShardTable) -> String {
     }
 }
 
-/// A forward pass whose blocks get their parameters from the optimizer, with batch statistics over all ranks.
-struct Sharded<'a> {
-    optimizer: &'a ZeroOptimizer,
-    pass: Pass,
-}
-
-impl Scope for Sharded<'_> {
-    fn block<M, const D: usize, const E: usize, F>(
-        &self,
-        _name: &str,
-        module: &M,
-        inputs: Vec<Tensor<D>>,
-        forward: F,
-    ) -> Tensor<E>
-    where
-        M: Module + Sync + 'static,
-        F: Fn(&M, Vec<Tensor<D>>, &Pass) -> Tensor<E> + Send + Sync + 'static,
-    {
-        let anchor = inputs.last().expect("a block has an input");
-        let module = self.optimizer.enter(module, anchor);
-        forward(&module, inputs, &self.pass)
+/// The chips that a non-finite gradient came from: those of its micro-batch, with their files and windows.
+fn chips(plan: &Plan<'_>, window: &Window, origin: &Origin) -> Result<String> {
+    let Some(rank) = origin.rank else {
+        return Ok(String::new());
+    };
+    let mut text = String::new();
+    for cursor in window.micro_batch(rank, origin.micro_batch) {
+        let chip = plan.chips.chip(plan.order.at(cursor))?;
+        let scene = &plan.config.data.scenes[chip.scene].image;
+        let terrashard_raster::Window {
+            col,
+            row,
+            width,
+            height,
+        } = chip.window;
+        let before = if text.is_empty() { "; chip of" } else { "," };
+        text += &format!(
+            "{before} {} [{col}, {row}, {width}, {height}]",
+            scene.display()
+        );
     }
-
-    fn pass(&self) -> Pass {
-        self.pass.clone()
-    }
-}
-
-/// Sums over ranks inside forward and backward.
-#[derive(Debug)]
-struct RankSums {
-    communicator: Arc<dyn Communicator>,
-    device: Device,
-}
-
-impl SumOverRanks for RankSums {
-    fn sum(&self, values: &mut [f64]) {
-        let tensor = Tensor::<1>::from_data(TensorData::from(&*values), (&self.device, DType::F64));
-        let summed = self
-            .communicator
-            .all_reduce(tensor)
-            .and_then(|pending| pending.wait());
-        // A failed group fails every later call as well, so the error comes back from the end of the step.
-        let Ok(summed) = summed else { return };
-        if let Ok(summed) = summed.into_data().try_to_vec::<f64>() {
-            values.copy_from_slice(&summed);
-        }
-    }
-}
-
-/// The terms of the loss, summed over micro-batches and then ranks: total, segmentation, affinity, L1.
-#[derive(Debug, Default)]
-struct Terms([f64; 4]);
-
-impl Terms {
-    fn add(&mut self, losses: &Losses) {
-        let value = |term: &Tensor<1>| term.clone().into_scalar::<f64>();
-        let terms = [
-            Some(&losses.total),
-            Some(&losses.segmentation),
-            losses.affinity.as_ref(),
-            losses.l1.as_ref(),
-        ];
-        for (sum, term) in self.0.iter_mut().zip(terms) {
-            *sum += term.map_or(0.0, value);
-        }
-    }
-
-    /// The terms that a configuration's model has beside the total, by name; none where there is but one.
-    fn named(
-        sums: &[f64],
-        config: &crate::config::Config,
-    ) -> std::collections::BTreeMap<String, f64> {
-        match config.model.superres {
-            true => [
-                (config.train.loss.name().to_string(), sums[1]),
-                ("affinity".to_string(), sums[2]),
-            ]
-            .into(),
-            false => Default::default(),
-        }
-    }
+    Ok(text)
 }

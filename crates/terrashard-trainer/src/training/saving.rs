@@ -7,6 +7,7 @@ use terrashard_zero::{Progress, StateKind, StatePiece, ZeroOptimizer};
 
 use super::Plan;
 use crate::error::{Error, Result};
+use crate::run_directory::RunDirectory;
 use crate::trained_model::THRESHOLD;
 
 /// The program's name and version, as checkpoints and model files carry it.
@@ -24,12 +25,13 @@ pub(super) const STEADY_STEPS: &str = "steady_steps";
 /// Saves the run after `step`. Collective.
 pub(super) fn save(
     plan: &Plan<'_>,
+    run: &RunDirectory,
     step: u64,
     optimizer: &ZeroOptimizer,
     model: &S2s2Net,
 ) -> Result<()> {
     let communicator = optimizer.communicator();
-    let root = plan.run.checkpoints();
+    let root = run.checkpoints();
     let saver = Saver::create(&root, step, communicator.rank(), communicator.ranks())
         .map_err(Error::save)?;
     saver.prepare().map_err(Error::save)?;

@@ -285,11 +285,8 @@ fn bad_input_is_refused_in_one_line() {
     );
     check("data.test=\"west\"", &["`train` and `test` share"]);
     check(
-        "zero.stage=3",
-        &[
-            "`zero.stage = 3` is not supported yet",
-            "use stage 0, 1 or 2",
-        ],
+        "zero.offload=parameters",
+        &["`zero.offload`", "it needs stage 3 at least"],
     );
 }
 

@@ -9,3 +9,4 @@ mod predicted;
 mod resume;
 mod rules;
 mod scenario;
+mod settings;

@@ -1,0 +1,130 @@
+//! The forward pass of training: blocks get their parameters from the optimizer and run again where the configuration
+//! says so; batch statistics and losses are summed over ranks.
+
+use std::sync::{Arc, OnceLock};
+
+use burn::module::Module;
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use terrashard_collectives::Communicator;
+use terrashard_models::Scope;
+use terrashard_ops::{Alone, Masks, Mode, Pass, Recorder, Replay, SumOverRanks};
+use terrashard_zero::{Recompute, Round, ZeroOptimizer};
+
+use crate::config::{self, BatchNormStatistics, RecomputeChoice};
+
+/// What surrounds one micro-batch's forward pass.
+pub(super) struct Training<'a> {
+    optimizer: &'a ZeroOptimizer,
+    recompute: &'a RecomputeChoice,
+    /// Of the losses.
+    pass: Pass,
+    /// Of batch statistics.
+    statistics: Arc<dyn SumOverRanks>,
+}
+
+impl<'a> Training<'a> {
+    pub(super) fn new(
+        optimizer: &'a ZeroOptimizer,
+        recompute: &'a RecomputeChoice,
+        batch_norm: BatchNormStatistics,
+        masks: Masks,
+    ) -> Self {
+        let sums: Arc<dyn SumOverRanks> = Arc::new(RankSums {
+            communicator: optimizer.communicator().clone(),
+            device: optimizer.device().clone(),
+        });
+        let statistics = match batch_norm {
+            BatchNormStatistics::Sync => sums.clone(),
+            BatchNormStatistics::Local | BatchNormStatistics::AverageAtSave => Arc::new(Alone),
+        };
+        Self {
+            optimizer,
+            recompute,
+            pass: Pass {
+                ranks: sums,
+                masks: Some(masks),
+                ..Pass::new(Mode::Training)
+            },
+            statistics,
+        }
+    }
+}
+
+impl Scope for Training<'_> {
+    fn block<M, const D: usize, const E: usize, F>(
+        &self,
+        name: &str,
+        module: &M,
+        inputs: Vec<Tensor<D>>,
+        forward: F,
+    ) -> Tensor<E>
+    where
+        M: Module + Sync + 'static,
+        F: Fn(&M, Vec<Tensor<D>>, &Pass) -> Tensor<E> + Send + Sync + 'static,
+    {
+        let recompute = match self.recompute.of(name) {
+            config::Recompute::Keep => Recompute::Keep,
+            config::Recompute::Recompute => Recompute::Recompute,
+            config::Recompute::Offload => Recompute::Offload,
+        };
+        let first = Pass {
+            ranks: self.statistics.clone(),
+            ..self.pass.clone()
+        };
+        // The second run gets the sums over ranks that the first one took.
+        let recorded: OnceLock<Vec<Vec<f64>>> = OnceLock::new();
+        let run = move |module: &M, inputs: Vec<Tensor<D>>, round: Round| {
+            if recompute == Recompute::Keep {
+                return forward(module, inputs, &first);
+            }
+            match round {
+                Round::First => {
+                    let recorder = Arc::new(Recorder::new(first.ranks.clone()));
+                    let pass = Pass {
+                        ranks: recorder.clone(),
+                        ..first.clone()
+                    };
+                    let output = forward(module, inputs, &pass);
+                    recorded.get_or_init(|| recorder.recorded());
+                    output
+                }
+                Round::Again => {
+                    let sums = recorded.get().cloned().unwrap_or_default();
+                    let pass = Pass {
+                        mode: Mode::Recomputing,
+                        ranks: Arc::new(Replay::new(sums, first.ranks.clone())),
+                        masks: first.masks.clone(),
+                    };
+                    forward(module, inputs, &pass)
+                }
+            }
+        };
+        self.optimizer.block(module, inputs, recompute, run)
+    }
+
+    fn pass(&self) -> Pass {
+        self.pass.clone()
+    }
+}
+
+/// Sums over ranks inside forward and backward.
+#[derive(Debug)]
+struct RankSums {
+    communicator: Arc<dyn Communicator>,
+    device: Device,
+}
+
+impl SumOverRanks for RankSums {
+    fn sum(&self, values: &mut [f64]) {
+        let tensor = Tensor::<1>::from_data(TensorData::from(&*values), (&self.device, DType::F64));
+        let summed = self
+            .communicator
+            .all_reduce(tensor)
+            .and_then(|pending| pending.wait());
+        // A failed group fails every later call as well, so the error comes back from the end of the step.
+        let Ok(summed) = summed else { return };
+        if let Ok(summed) = summed.into_data().try_to_vec::<f64>() {
+            values.copy_from_slice(&summed);
+        }
+    }
+}
