@@ -23,6 +23,8 @@ pub struct Torch {
 pub enum Implementation {
     /// One kernel over all.
     Fused,
+    /// That kernel, and then one that writes the parameters to a copy in bf16.
+    FusedWithBf16Copy,
     /// A kernel for every operation.
     Foreach,
 }
@@ -74,6 +76,7 @@ impl Torch {
     pub fn fastest(&mut self, which: Implementation, steps: usize) -> Result<f64, Error> {
         let name = match which {
             Implementation::Fused => "fused",
+            Implementation::FusedWithBf16Copy => "fused_copy",
             Implementation::Foreach => "foreach",
         };
         let asks = self.asks.as_mut().expect("open until dropped");
