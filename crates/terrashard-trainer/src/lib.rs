@@ -38,6 +38,7 @@ pub mod mapping;
 mod output_file;
 pub mod planning;
 pub mod prediction;
+mod process_memory;
 pub mod record;
 pub mod report;
 pub mod run_directory;

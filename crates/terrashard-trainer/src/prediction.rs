@@ -14,6 +14,7 @@ use crate::dataset::scene_options;
 use crate::error::{Error, Result};
 use crate::mapping::{Mapping, Receive};
 use crate::output_file;
+use crate::process_memory::peak_rss_bytes;
 use crate::record::{Display, Progress};
 use crate::sharding::{HeldParameters, Placement, Weights};
 use crate::trained_model::TrainedModel;
@@ -235,14 +236,4 @@ impl Receive for Map {
         self.progress.set_length(windows as u64);
         self.progress.advance(done as u64, None, 1);
     }
-}
-
-/// The most resident memory that this process has held so far.
-fn peak_rss_bytes() -> Option<u64> {
-    let status = fs::read_to_string("/proc/self/status").ok()?;
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmHWM:"))?;
-    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kibibytes << 10)
 }

@@ -183,6 +183,9 @@ pub struct SessionRecord {
     /// What the formulas say that it sends, without scalars and batch statistics.
     #[serde(default)]
     pub predicted_sent: u64,
+    /// The most memory that the program held, with all its ranks; none where the system does not tell.
+    #[serde(default)]
+    pub peak_rss_bytes: Option<u64>,
 }
 
 /// How well a map of foreground agrees with the label, over valid pixels. A ratio of nothing is none.

@@ -28,6 +28,7 @@ use crate::config::{Batch, Config, Device, Length};
 use crate::dataset::Dataset;
 use crate::error::{Error, Result};
 use crate::planning::{self, PlanOptions};
+use crate::process_memory::peak_rss_bytes;
 use crate::record::{Display, HeldBytes, SessionRecord};
 use crate::run_directory::{RunDirectory, replace};
 use resume::Start;
@@ -170,6 +171,7 @@ pub fn fit(config: &Config, options: &FitOptions) -> Result<Fitted> {
         times: first.times,
         sent: first.sent,
         predicted_sent: predicted.sent,
+        peak_rss_bytes: peak_rss_bytes(),
     };
     options.run.append_session(&record)?;
     Ok(Fitted::Trained(Box::new(record)))

@@ -154,8 +154,28 @@ pub(super) fn section(session: &SessionRecord) -> String {
          <p class=\"prose\">Model states on {ranks}. The stages are predicted from the shard table; “Counted” is what \
          the tensors of this run, at stage {used}, really took on the fullest rank. Buckets, gathered parameters and activations come \
          on top. At stage 1 gradients are whole only while micro-batches add up; with one micro-batch a \
-         step they are reduced as they arrive.</p></section>\n",
+         step they are reduced as they arrive.{}</p></section>\n",
         charts::bars(&bars),
+        the_rest(session),
+    )
+}
+
+/// What the program held besides model states, which on the CPU is measured for all ranks together.
+fn the_rest(session: &SessionRecord) -> String {
+    let Some(peak) = session.peak_rss_bytes else {
+        return String::new();
+    };
+    let counted = session.counted;
+    let ranks = session.ranks as u64;
+    let travelling = counted.buckets + counted.gathered;
+    let rest = peak.saturating_sub(ranks * (counted.total() + travelling));
+    format!(
+        " The whole program held {} at most: {} of states, {} of buckets and gathered parameters, and {} of everything \
+         else, which is activations for the most part, batches, and the program itself.",
+        mebibytes(peak),
+        mebibytes(ranks * counted.total()),
+        mebibytes(ranks * travelling),
+        mebibytes(rest),
     )
 }
 
