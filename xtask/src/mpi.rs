@@ -11,9 +11,9 @@ use crate::workspace::{cargo, target_dir};
 const SELECTION: [&str; 3] = ["--workspace", "--features", "terrashard-tests/mpi"];
 
 /// What building and running needs: an MPI library with its launcher, and clang to read its headers.
-const TOOLS: [&str; 3] = ["mpirun", "mpicc", "clang"];
+const TOOLS: [&str; 4] = ["timeout", "mpirun", "mpicc", "clang"];
 
-/// Seconds after which `mpirun` ends a run that hangs.
+/// Seconds after which a run that hangs is ended.
 const HANGS_AFTER: &str = "300";
 
 #[derive(clap::Args)]
@@ -100,12 +100,13 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let mut runs = 0;
     for case in cases {
         for ranks in case.ranks {
-            let step = Step::new("mpirun", "mpirun")
+            let step = Step::new("timeout", "timeout")
+                .args(["--kill-after=5", HANGS_AFTER, "mpirun"])
                 // Both are needed by root, whom CI is in a container.
                 .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
                 .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
                 .args(["--oversubscribe", "--bind-to", "none"])
-                .args(["--timeout", HANGS_AFTER, "-n", &ranks.to_string()])
+                .args(["-n", &ranks.to_string()])
                 .arg(folder.join(case.bin))
                 .args(case.args.split_whitespace());
             match case.ends {

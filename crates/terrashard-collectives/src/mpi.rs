@@ -112,10 +112,13 @@ impl Drop for MpiWorld {
         if thread::panicking() {
             self.process.end("panicked");
         }
-        if let Some(error) = self.process.told() {
+        // A rank may learn only now that others wait for it, and must not finalize then.
+        if self.process.lost().is_none() {
+            self.process.close();
+        }
+        if let Some(error) = self.process.lost() {
             self.process.end_together(&error);
         }
-        self.process.close();
     }
 }
 
@@ -190,7 +193,9 @@ impl MpiCommunicator {
         job: impl FnOnce(Sender<Result<T>>) -> Job,
     ) -> Result<Outcome<T>> {
         let process = Arc::clone(&self.0.process);
-        process.check()?;
+        if let Some(error) = process.lost() {
+            return Err(error);
+        }
         let (reply, receiver) = mpsc::channel();
         let sent = lock(jobs).send(job(reply));
         if sent.is_err() {
@@ -232,7 +237,7 @@ struct Outcome<T> {
 impl<T> Outcome<T> {
     fn wait(self) -> Result<T> {
         match self.receiver.recv() {
-            Ok(outcome) => outcome.map_err(|error| self.process.tell(error)),
+            Ok(outcome) => outcome,
             // The thread ended before it came to this call.
             Err(_) => Err(self.process.gone(self.call)),
         }

@@ -1,5 +1,6 @@
 //! What the groups of one process share: why the run is lost, and the threads to wait for before MPI is finalized.
 
+use std::env;
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Sender};
@@ -17,6 +18,10 @@ use crate::{Call, Error, Result};
 /// How long MPI may take to end the run before this process ends by itself, which the launcher notices.
 const END_WITHIN: Duration = Duration::from_secs(10);
 
+/// Set by Open MPI's `mpirun`, which ends a run when one of its processes exits without having finalized MPI. Its
+/// `MPI_Abort` sends messages besides, over which `mpirun` 4.1 may hang for ever after all processes have ended.
+const OPEN_MPI: &str = "OMPI_COMM_WORLD_RANK";
+
 /// The time that a rank has to end the run before the next one does, and what ranks wait for all others at most.
 const PRECEDENCE: Duration = Duration::from_millis(200);
 const PRECEDENCE_WITHIN: Duration = Duration::from_secs(2);
@@ -26,20 +31,11 @@ const PRECEDENCE_WITHIN: Duration = Duration::from_secs(2);
 pub(super) struct Process {
     rank: usize,
     ranks: usize,
-    fate: Mutex<Fate>,
+    /// Why no further call can complete, once that is so.
+    lost: Mutex<Option<Error>>,
     /// Groups that this rank has proposed a tag for. The group of all ranks has the tag 0.
     proposed: AtomicUsize,
     threads: Mutex<Vec<Thread>>,
-}
-
-/// Whether the run can go on.
-#[derive(Debug, Clone)]
-enum Fate {
-    Whole,
-    /// No further call can complete. Nobody may have noticed: a rank need not wait for its calls.
-    Lost(Error),
-    /// The rank was given this error.
-    Told(Error),
 }
 
 #[derive(Debug)]
@@ -53,7 +49,7 @@ impl Process {
         Self {
             rank,
             ranks,
-            fate: Mutex::new(Fate::Whole),
+            lost: Mutex::new(None),
             proposed: AtomicUsize::new(0),
             threads: Mutex::new(Vec::new()),
         }
@@ -81,7 +77,7 @@ impl Process {
         let thread = thread::Builder::new().name(format!("rank {} group {tag}", self.rank));
         let spawned = thread.spawn(move || Worker::new(process, &members, tag).run(&receiver));
         let handle = spawned.map_err(|error| {
-            self.tell(Error::Transport {
+            self.note(Error::Transport {
                 reason: format!("the system refuses a thread: {error}"),
             })
         })?;
@@ -92,50 +88,24 @@ impl Process {
         Ok(jobs)
     }
 
-    /// Notes that no further call can complete, and lets all groups know.
-    pub(super) fn lose(&self, error: &Error) {
-        let mut fate = lock(&self.fate);
-        if matches!(*fate, Fate::Whole) {
-            *fate = Fate::Lost(error.clone());
-        }
-        drop(fate);
+    /// Notes why no further call can complete, unless there is a reason already. Returns `error`.
+    pub(super) fn note(&self, error: Error) -> Error {
+        lock(&self.lost).get_or_insert_with(|| error.clone());
+        error
+    }
+
+    /// Notes why no further call can complete, and lets all groups know.
+    pub(super) fn lose(&self, error: Error) {
+        self.note(error);
         for thread in lock(&self.threads).iter() {
             // A thread that has ended has nothing to tell its group any more.
             let _ = thread.jobs.send(Job::Leave);
         }
     }
 
-    /// Fails if the run is lost.
-    pub(super) fn check(&self) -> Result<()> {
-        match self.lost() {
-            None => Ok(()),
-            Some(error) => Err(self.tell(error)),
-        }
-    }
-
     /// Why the run is lost.
     pub(super) fn lost(&self) -> Option<Error> {
-        match &*lock(&self.fate) {
-            Fate::Whole => None,
-            Fate::Lost(error) | Fate::Told(error) => Some(error.clone()),
-        }
-    }
-
-    /// The error that this rank was given first.
-    pub(super) fn told(&self) -> Option<Error> {
-        match &*lock(&self.fate) {
-            Fate::Told(error) => Some(error.clone()),
-            Fate::Whole | Fate::Lost(_) => None,
-        }
-    }
-
-    /// Notes that the rank is given `error`.
-    pub(super) fn tell(&self, error: Error) -> Error {
-        let mut fate = lock(&self.fate);
-        if !matches!(*fate, Fate::Told(_)) {
-            *fate = Fate::Told(error.clone());
-        }
-        error
+        lock(&self.lost).clone()
     }
 
     /// What a call is given whose group has no thread any more.
@@ -143,7 +113,7 @@ impl Process {
         let ended = Error::Transport {
             reason: format!("rank {} has left the group before its {call}", self.rank),
         };
-        self.tell(self.lost().unwrap_or(ended))
+        self.lost().unwrap_or(ended)
     }
 
     /// Leaves all groups, and returns when their other ranks have left, too.
@@ -173,14 +143,14 @@ impl Process {
         // In one piece, so that lines of several ranks do not mix. Nobody is left to tell that it cannot be written.
         let line = format!("rank {} gave up: {reason}\n", self.rank);
         let _ = io::stderr().write_all(line.as_bytes());
-        if environment::is_finalized() {
-            std::process::exit(1);
-        }
-        // A process that cannot start this thread has only MPI to end it.
+        // A process that cannot start this thread has only what follows to end it.
         let _ = thread::Builder::new().spawn(|| {
             thread::sleep(END_WITHIN);
             std::process::abort();
         });
+        if environment::is_finalized() || env::var_os(OPEN_MPI).is_some() {
+            std::process::exit(1);
+        }
         SimpleCommunicator::world().abort(1)
     }
 }

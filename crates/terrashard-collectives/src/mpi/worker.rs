@@ -82,7 +82,7 @@ impl Worker {
             };
             if let Err(error) = done {
                 // All ranks of the group have seen the same headers, so none waits here any more.
-                self.process.lose(&error);
+                self.process.lose(error);
                 return;
             }
         }
@@ -161,8 +161,18 @@ impl Worker {
     fn leave(&self) {
         let reason = self.process.lost().map(|error| error.to_string());
         // A rank that sends something else is not one that could be told.
-        if let Ok(headers) = self.headers(Header::Left) {
-            self.farewells(&headers, reason.as_deref().unwrap_or_default());
+        let Ok(headers) = self.headers(Header::Left) else {
+            return;
+        };
+        self.farewells(&headers, reason.as_deref().unwrap_or_default());
+        let call = |(rank, header): (usize, &Header)| Some((self.members[rank], header.call()?));
+        if let Some((waiting, call)) = headers.iter().enumerate().find_map(call) {
+            self.process.lose(Error::Left {
+                rank: self.process.rank(),
+                waiting,
+                sequence: self.sequence,
+                call,
+            });
         }
     }
 
