@@ -1,8 +1,9 @@
 //! `bench host-adam`: AdamW in host memory beside the bandwidth of the memory and beside PyTorch.
 //!
 //! The update does so little arithmetic that memory bounds it, so its measure is a loop that moves the same bytes and does
-//! no more than must be done to move them. Machines are shared and their bandwidth changes within seconds: all that is
-//! compared takes turns, and the fastest of all turns counts.
+//! no more than must be done to move them. Machines are shared and their bandwidth doubles and halves within seconds: all
+//! that is compared takes turns, times are those of the fastest step of all turns, and quotients, which a lucky turn of one
+//! side would distort, are medians over the rounds of quotients within a round.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -58,14 +59,14 @@ pub struct HostAdamRow {
     /// The same of a loop that adds the gradient to the three others and nothing else.
     #[serde(rename = "rmw_GB_s")]
     pub rmw_gb_s: f64,
-    /// `GB_s / rmw_GB_s`.
+    /// `GB_s / rmw_GB_s`: the median over the rounds.
     pub fraction: f64,
     /// The fastest step of `torch.optim.AdamW(fused=True)`, milliseconds, with `copy_` to bf16 after it where the variant
     /// has a copy.
     pub torch_fused_ms: Option<f64>,
     /// That of `foreach=True`, without a copy.
     pub torch_foreach_ms: Option<f64>,
-    /// `ms / torch_fused_ms`.
+    /// `ms / torch_fused_ms`: the median over the rounds.
     pub ratio: Option<f64>,
     /// PyTorch's version and instruction set.
     pub torch: Option<String>,
@@ -190,36 +191,34 @@ pub fn run(bench: &HostAdamBench) -> Result<Vec<HostAdamRow>, torch::Error> {
     let mut torch = bench.python.as_ref().map(start).transpose()?;
     let mut memory = Memory::new(bench.size);
     // A turn takes some tens of milliseconds, so that threads that still wait for the last one's work go to sleep.
-    let steps = (20_000_000 / bench.size).clamp(2, 200);
-    let variants = [Variant::F32, Variant::F32WithBf16Copy];
-    let mut best = variants.map(|_| [f64::INFINITY; 2]);
-    let mut best_torch = [f64::INFINITY; 3];
+    let steps = (200_000_000 / bench.size).clamp(3, 200);
+    let mut rounds = [Vec::new(), Vec::new()];
     for _ in 0..bench.rounds {
-        for (variant, best) in variants.into_iter().zip(&mut best) {
-            best[0] = fastest(steps, || memory.read_modify_write(variant)).min(best[0]);
-            best[1] = fastest(steps, || memory.update(variant)).min(best[1]);
-        }
-        if let Some(torch) = &mut torch {
-            // The slower implementation gets shorter turns.
-            let turns = [
-                (Implementation::Fused, steps),
-                (Implementation::FusedWithBf16Copy, steps),
-                (Implementation::Foreach, steps.div_ceil(4)),
-            ];
-            for ((which, steps), best) in turns.into_iter().zip(&mut best_torch) {
-                *best = torch.fastest(which, steps)?.min(*best);
-            }
+        for (variant, rounds) in VARIANTS.into_iter().zip(&mut rounds) {
+            let mut turn = |which, steps| {
+                let torch = torch.as_mut();
+                torch.map(|it| it.fastest(which, steps)).transpose()
+            };
+            rounds.push(Turns {
+                rmw: fastest(steps, || memory.read_modify_write(variant)),
+                update: fastest(steps, || memory.update(variant)),
+                fused: turn(variant.fused(), steps)?,
+                // So much slower that fewer steps take as long.
+                foreach: turn(Implementation::Foreach, steps.div_ceil(8))?,
+            });
         }
     }
-    let row = |(variant, [rmw, ms]): (Variant, [f64; 2])| {
-        let [fused, fused_with_copy, foreach] = best_torch;
-        let (bytes, fused) = match variant {
-            Variant::F32 => (28.0, fused),
-            Variant::F32WithBf16Copy => (30.0, fused_with_copy),
+    let row = |(variant, rounds): (Variant, &Vec<Turns>)| {
+        let least = |of: fn(&Turns) -> Option<f64>| rounds.iter().filter_map(of).reduce(f64::min);
+        let median = |of: fn(&Turns) -> Option<f64>| {
+            let mut values: Vec<f64> = rounds.iter().filter_map(of).collect();
+            values.sort_by(f64::total_cmp);
+            values.get(values.len() / 2).copied()
         };
-        let gb_s = |ms: f64| bytes * bench.size as f64 / ms / 1e6;
-        let version = torch.as_ref().map(|torch| torch.version.clone());
-        let if_torch = |value| version.is_some().then_some(value);
+        let none = f64::INFINITY;
+        let ms = least(|turns| Some(turns.update)).unwrap_or(none);
+        let rmw_ms = least(|turns| Some(turns.rmw)).unwrap_or(none);
+        let gb_s = |ms: f64| variant.bytes() * bench.size as f64 / ms / 1e6;
         HostAdamRow {
             bench: "host-adam".into(),
             size: bench.size,
@@ -228,15 +227,43 @@ pub fn run(bench: &HostAdamBench) -> Result<Vec<HostAdamRow>, torch::Error> {
             instruction_set: terrashard_zero::host::instruction_set().into(),
             ms,
             gb_s: gb_s(ms),
-            rmw_gb_s: gb_s(rmw),
-            fraction: rmw / ms,
-            torch_fused_ms: if_torch(fused),
-            torch_foreach_ms: if_torch(foreach),
-            ratio: if_torch(ms / fused),
-            torch: version,
+            rmw_gb_s: gb_s(rmw_ms),
+            fraction: median(|turns| Some(turns.rmw / turns.update)).unwrap_or(0.0),
+            torch_fused_ms: least(|turns| turns.fused),
+            torch_foreach_ms: least(|turns| turns.foreach),
+            ratio: median(|turns| turns.fused.map(|fused| turns.update / fused)),
+            torch: torch.as_ref().map(|torch| torch.version.clone()),
         }
     };
-    Ok(variants.into_iter().zip(best).map(row).collect())
+    Ok(VARIANTS.into_iter().zip(&rounds).map(row).collect())
+}
+
+const VARIANTS: [Variant; 2] = [Variant::F32, Variant::F32WithBf16Copy];
+
+impl Variant {
+    /// Bytes read and written for each parameter.
+    fn bytes(self) -> f64 {
+        match self {
+            Self::F32 => 28.0,
+            Self::F32WithBf16Copy => 30.0,
+        }
+    }
+
+    /// What of PyTorch does the same work.
+    fn fused(self) -> Implementation {
+        match self {
+            Self::F32 => Implementation::Fused,
+            Self::F32WithBf16Copy => Implementation::FusedWithBf16Copy,
+        }
+    }
+}
+
+/// The fastest steps of one round's turns, milliseconds.
+struct Turns {
+    rmw: f64,
+    update: f64,
+    fused: Option<f64>,
+    foreach: Option<f64>,
 }
 
 /// The time of the fastest of `steps` calls, milliseconds.
@@ -284,6 +311,7 @@ mod tests {
         assert_eq!(rows.len(), 2);
         for (row, bytes) in rows.iter().zip([28.0, 30.0]) {
             assert!((row.gb_s * row.ms - bytes * 1e-3).abs() < 1e-9, "{row:?}");
+            // In one round the fastest steps are the median ones.
             assert!(
                 (row.fraction - row.gb_s / row.rmw_gb_s).abs() < 1e-9,
                 "{row:?}"

@@ -52,7 +52,7 @@ struct HostAdam {
     /// Numbers of parameters.
     #[arg(long, value_delimiter = ',', default_value = "1e6,1e8", value_parser = size)]
     sizes: Vec<usize>,
-    /// How often all that is compared takes its turn; the fastest turn is reported.
+    /// How often all that is compared takes its turn.
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
     /// A Python that has torch [default: the first on the path, if any].
@@ -132,10 +132,10 @@ fn run_host_adam(arguments: HostAdam) -> Result<(), Failure> {
         "ms",
         "GB/s",
         "read-modify-write GB/s",
-        "fraction",
+        "fraction (median)",
         "torch fused ms",
         "torch foreach ms",
-        "ratio to fused",
+        "ratio to fused (median)",
     ];
     let mut report = Report::new(&arguments.output, &head);
     for size in arguments.sizes {
