@@ -132,10 +132,12 @@ fn run_host_adam(arguments: HostAdam) -> Result<(), Failure> {
         "ms",
         "GB/s",
         "read-modify-write GB/s",
-        "fraction (median)",
+        "fraction",
+        "median",
         "torch fused ms",
         "torch foreach ms",
-        "ratio to fused (median)",
+        "ratio to fused",
+        "median",
     ];
     let mut report = Report::new(&arguments.output, &head);
     for size in arguments.sizes {
@@ -231,8 +233,10 @@ fn host_adam_cells(row: &HostAdamRow) -> Vec<String> {
         format!("{:.1}", row.gb_s),
         format!("{:.1}", row.rmw_gb_s),
         format!("{:.2}", row.fraction),
+        format!("{:.2}", row.fraction_median),
         optional(row.torch_fused_ms, 3),
         optional(row.torch_foreach_ms, 3),
         optional(row.ratio, 2),
+        optional(row.ratio_median, 2),
     ]
 }
