@@ -31,7 +31,8 @@ struct Relu;
 impl<T: Real> Pixel<T, T> for Relu {
     #[inline(always)]
     fn at(&self, x: T, _: T) -> T {
-        x.greater(T::ZERO)
+        // In this order what is no number stays.
+        T::ZERO.greater(x)
     }
 }
 

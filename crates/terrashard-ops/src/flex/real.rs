@@ -119,7 +119,8 @@ impl Real for f32 {
     fn exponential(self) -> Self {
         // Adding and taking away 1.5 * 2^23 rounds to the nearest integer.
         const ROUND: f32 = 12_582_912.0;
-        let x = self.greater(-87.0).lesser(87.0);
+        // What is no number passes: a limit takes its place only where it compares.
+        let x = 87f32.lesser((-87f32).greater(self));
         let n = x * std::f32::consts::LOG2_E + ROUND;
         let power = f32::from_bits((n.to_bits() << 23).wrapping_add(0x3f80_0000));
         let n = n - ROUND;
@@ -158,7 +159,7 @@ impl Real for f32 {
 /// The error function in `f32` as a rational function (the coefficients of Eigen's), within some units in the last place.
 #[inline(always)]
 pub(super) fn erf(x: f32) -> f32 {
-    let x = x.greater(-4.0).lesser(4.0);
+    let x = 4f32.lesser((-4f32).greater(x));
     let t = x * x;
     let p = -2.726_142_3e-10;
     let p = p * t + 2.770_681_4e-8;
@@ -211,6 +212,7 @@ mod tests {
         check(f32::exponential, f64::exp, -69.0..87.0, 3e-7);
         assert_eq!(0f32.exponential(), 1.0);
         assert!((-1e4f32).exponential() < 1e-37);
+        assert!(f32::NAN.exponential().is_nan());
     }
 
     #[test]
