@@ -205,32 +205,36 @@ fn plan(arguments: &PlanArguments) -> Result<()> {
 
 fn verify(arguments: &VerifyArguments) -> Result<()> {
     let device = arguments.flags.device.device()?;
-    let mut config = load(&arguments.config, &arguments.flags)?;
+    let mut flags = arguments.flags.clone();
     if arguments.offload {
-        let what = match config.zero.stage {
+        // The stage decides what can be offloaded; settings of offloading mean something only after that.
+        let mut without = flags.clone();
+        without.set.retain(|set| !set.starts_with("zero.offload"));
+        let what = match load(&arguments.config, &without)?.zero.stage {
             Stage::Three => "parameters",
             Stage::Zero | Stage::One | Stage::Two => "optimizer",
         };
-        let mut flags = arguments.flags.clone();
         flags.set.push(format!("zero.offload={what}"));
-        config = load(&arguments.config, &flags)?;
     }
+    let config = load(&arguments.config, &flags)?;
     let found = verification::verify(&config, device, arguments.steps)?;
     let (difference, bound) = (found.max_rel, found.bound);
+    let head = format!(
+        "to {}, over {} in {}",
+        found.reference,
+        counted(found.steps as usize, "step"),
+        found.precision
+    );
     let text = match (&found.parameter, found.step, found.equal) {
-        (Some(parameter), Some(step), true) => format!(
-            "equal to {}: the largest difference is {difference:.1e}, in {parameter} at step {step}\n",
-            found.reference
+        (Some(parameter), Some(step), true) => {
+            format!(
+                "equal {head}: the largest difference is {difference:.1e}, in {parameter} at step {step}\n"
+            )
+        }
+        (Some(parameter), Some(step), false) => format!(
+            "NOT equal {head}: {parameter} differs by {difference:.1e} of its norm, allowed are {bound:.0e}; first at step {step}\n"
         ),
-        (_, _, true) => format!("bitwise equal to {}\n", found.reference),
-        (parameter, step, false) => format!(
-            "NOT equal to {}: {} differs by {difference:.1e} of its norm, allowed are {bound:.0e}; first at step {}\n",
-            found.reference,
-            parameter
-                .as_deref()
-                .unwrap_or("an element with a noisy gradient"),
-            step.unwrap_or(found.steps)
-        ),
+        _ => format!("bitwise equal {head}\n"),
     };
     print(&match arguments.json {
         true => document(&found),

@@ -138,6 +138,19 @@ pub enum Error {
         /// The loss.
         loss: f64,
     },
+    /// A gradient is not finite, and the policy is to stop.
+    #[error(
+        "a gradient is not finite at step {step}{}: {origin}; lower `train.lr`, set `train.clip_norm`, or skip such steps with `train.nonfinite`",
+        if *skipped > 0 { format!(", after {} before it", crate::record::counted(*skipped as usize, "skipped step")) } else { String::new() }
+    )]
+    NonFiniteGradient {
+        /// The step, counted from 1.
+        step: u64,
+        /// Rank, micro-batch, parameter and chips.
+        origin: String,
+        /// Steps skipped in a row before it.
+        skipped: u32,
+    },
     /// Scenes or labels cannot be used.
     #[error(transparent)]
     Data(#[from] terrashard_data::Error),
@@ -213,6 +226,7 @@ impl Error {
         match self {
             Error::Write { .. }
             | Error::NonFinite { .. }
+            | Error::NonFiniteGradient { .. }
             | Error::NotEqual { .. }
             | Error::Collective(_)
             | Error::Save { .. }

@@ -32,6 +32,7 @@ use crate::process_memory::peak_rss_bytes;
 use crate::record::{Display, HeldBytes, SessionRecord};
 use crate::run_directory::{RunDirectory, replace};
 use resume::Start;
+use terrashard_zero::Precision;
 
 /// What `fit` needs beside the configuration.
 #[derive(Debug, Clone)]
@@ -67,6 +68,7 @@ struct Plan<'a> {
     /// Where the training is written down; none for a trial of some steps.
     run: Option<&'a RunDirectory>,
     display: Display,
+    precision: Precision,
     batch: Batch,
     chips: Arc<Chips>,
     order: SampleOrder,
@@ -128,6 +130,7 @@ pub fn fit(config: &Config, options: &FitOptions) -> Result<Fitted> {
         config,
         run: Some(&options.run),
         display: options.display,
+        precision: settings::precision(config),
         batch,
         order: SampleOrder::new(chips.len(), config.train.seed)?,
         chips,
@@ -185,6 +188,7 @@ fn samples(config: &Config, device: Device) -> Result<(usize, Arc<Chips>)> {
             remedy: "no high-resolution target can be named in `data` yet, so set `model.superres = false`".into(),
         });
     }
+    settings::check_model(config)?;
     let ranks = config.zero.ranks.count(device);
     let chips = Dataset::open(config)?.training_chips(config)?;
     if chips.len() < ranks {

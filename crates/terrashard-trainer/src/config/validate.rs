@@ -243,7 +243,6 @@ fn group(group: &GroupEntry) -> Result<()> {
 }
 
 fn sharding(zero: &ZeroSection) -> Result<()> {
-    let stage = zero.stage;
     if let Ranks::Count(count) = zero.ranks {
         at_least_one("zero.ranks", count as u64)?;
         zero.check_group(count)?;
@@ -251,34 +250,14 @@ fn sharding(zero: &ZeroSection) -> Result<()> {
     if let Some(bytes) = zero.bucket_bytes {
         at_least_one("zero.bucket_bytes", bytes as u64)?;
     }
-    let whole = format!("0 at stage {stage}, which keeps all parameters whole on every rank");
-    let shards_parameters = stage.shards_parameters();
-    check(
-        shards_parameters || zero.persist_bytes == 0,
-        "zero.persist_bytes",
-        zero.persist_bytes,
-        &whole,
-    )?;
     check(
         zero.prefetch <= LARGEST_PREFETCH,
         "zero.prefetch",
         zero.prefetch,
         format!("0 to {LARGEST_PREFETCH} blocks"),
     )?;
-    check(
-        shards_parameters || zero.prefetch == 0,
-        "zero.prefetch",
-        zero.prefetch,
-        &whole,
-    )?;
     if let Some(group) = zero.shard_group {
         at_least_one("zero.shard_group", group as u64)?;
-        check(
-            stage.shards_optimizer(),
-            "zero.shard_group",
-            group,
-            "none at stage 0, which shards nothing",
-        )?;
     }
     Ok(())
 }

@@ -33,7 +33,7 @@ pub struct ZeroSection {
     pub prefetch: usize,
     /// Element type in which gradients are reduced: `fp32`, or `compute`, that of `train.precision`. Default: `fp32`.
     pub reduce_dtype: ReduceDtype,
-    /// Ranks that share one set of shards, a divisor of all; such groups replicate each other. Default: all ranks.
+    /// From stage 1, ranks that share one set of shards, a divisor of all; such groups replicate each other. Default: all ranks.
     pub shard_group: Option<usize>,
     /// Whether buckets travel while backward goes on. Default: `true`.
     pub overlap: bool,
@@ -102,6 +102,19 @@ impl RecomputeChoice {
                 longest.map_or(Recompute::Keep, |(_, one)| *one)
             }
         }
+    }
+
+    /// The first pattern that none of `blocks` matches.
+    pub(crate) fn unmatched<'a>(&'a self, blocks: &[String]) -> Option<&'a str> {
+        let RecomputeChoice::ByBlock(patterns) = self else {
+            return None;
+        };
+        let matches = |pattern: &str| {
+            let select = Select::Name(pattern.to_string());
+            blocks.iter().any(|block| select.picks(block, &[]))
+        };
+        let mut patterns = patterns.keys().map(String::as_str);
+        patterns.find(|pattern| !matches(pattern))
     }
 
     /// Whether every block keeps its activations.

@@ -9,7 +9,7 @@ use terrashard_data::{Batch as Samples, Loader, LoaderOptions};
 use terrashard_layout::{ShardTable, Window};
 use terrashard_models::{Losses, Normalizers, S2s2Net, Targets, initial_value};
 use terrashard_ops::{Labels, Masks};
-use terrashard_zero::{Initial, Origin, StepOutcome, ZeroOptimizer, declared};
+use terrashard_zero::{Initial, Origin, Precision, StepOutcome, ZeroOptimizer, declared};
 
 use super::metered_communicator::MeteredCommunicator;
 use super::scope::Training;
@@ -17,7 +17,6 @@ use super::settings::zero_config;
 use super::step_clock::{Phase, StepClock};
 use super::terms::Terms;
 use super::{Plan, running_statistics, saving};
-use crate::config::Precision;
 use crate::error::{Error, Result};
 use crate::record::{HeldBytes, Metrics, Progress, SentBytes, StepRecord, StepTimes, counted};
 use crate::schedule::learning_rate;
@@ -56,15 +55,19 @@ pub(super) struct Rank<'a> {
     held: HeldBytes,
     times: StepTimes,
     sent: SentBytes,
-    /// Whether the gradients of each step are kept, and those of the last.
-    watched: Option<Vec<(String, TensorData)>>,
 }
 
 /// What became of a step.
 #[derive(Debug, Clone, PartialEq)]
 enum Became {
-    Applied { norm: f64 },
-    NotFinite(Origin),
+    Applied {
+        norm: f64,
+    },
+    NotFinite {
+        origin: Origin,
+        /// That of the next step, in fp16.
+        loss_scale: Option<f64>,
+    },
     NoValidPixel,
 }
 
@@ -79,7 +82,7 @@ impl<'a> Rank<'a> {
         let values = |name: &str, shape: &[usize]| initial_value(name, shape, seed);
         let parameters = declared(&model);
         let names = parameters.iter().map(|parameter| parameter.name.as_str());
-        let zero = zero_config(config, plan.batch, names)?;
+        let zero = zero_config(config, plan.precision, plan.batch, names)?;
         let mut optimizer = ZeroOptimizer::new(
             &model,
             zero,
@@ -126,21 +129,7 @@ impl<'a> Rank<'a> {
             held: HeldBytes::default(),
             times: StepTimes::default(),
             sent: SentBytes::default(),
-            watched: None,
         })
-    }
-
-    /// Keeps the gradients of every step from now on. Collective from then on.
-    pub(super) fn watch_gradients(&mut self) {
-        self.watched = Some(Vec::new());
-    }
-
-    /// The gradients of the last step, whole, of a rank that watches them.
-    pub(super) fn take_gradients(&mut self) -> Vec<(String, TensorData)> {
-        self.watched
-            .as_mut()
-            .map(std::mem::take)
-            .unwrap_or_default()
     }
 
     fn run(mut self) -> Result<Outcome> {
@@ -198,23 +187,23 @@ impl<'a> Rank<'a> {
             self.clock = clock;
         }
         self.count_held();
-        if self.watched.is_some() && !nothing {
-            self.watched = Some(self.optimizer.whole_gradients()?);
-        }
         let train = &self.plan.config.train;
         let lr = learning_rate(train, self.plan.steps, self.optimizer.steps() + 1);
         let (became, sums) = if nothing {
             (Became::NoValidPixel, vec![0.0; sums.0.len()])
         } else {
             let optimizer = &mut self.optimizer;
-            match self
+            let outcome = self
                 .clock
-                .measure(Phase::Optimizer, || optimizer.step(lr, &sums.0))?
-            {
+                .measure(Phase::Optimizer, || optimizer.step(lr, &sums.0));
+            match outcome.map_err(|error| diverged(self.plan, step, &window, error))? {
                 StepOutcome::Applied { norm, scalars, .. } => (Became::Applied { norm }, scalars),
                 StepOutcome::Skipped {
-                    origin, scalars, ..
-                } => (Became::NotFinite(origin), scalars),
+                    origin,
+                    scalars,
+                    loss_scale,
+                    ..
+                } => (Became::NotFinite { origin, loss_scale }, scalars),
             }
         };
         let loss = sums[0];
@@ -252,10 +241,15 @@ impl<'a> Rank<'a> {
         })?;
         match became {
             Became::Applied { .. } => {}
-            Became::NotFinite(origin) => progress.say(&format!(
-                "step {step} was skipped: a gradient is not finite; {origin}{}",
-                chips(plan, &window, &origin)?
-            )),
+            Became::NotFinite { origin, loss_scale } => {
+                let chips = chips(plan, &window, &origin)?;
+                let scale = loss_scale.map_or_else(String::new, |scale| {
+                    format!("; the next step's loss is scaled by {scale}")
+                });
+                progress.say(&format!(
+                    "step {step} was skipped: a gradient is not finite; {origin}{chips}{scale}"
+                ));
+            }
             Became::NoValidPixel => progress.say(&format!(
                 "step {step} was skipped: none of its samples has a pixel with a label"
             )),
@@ -300,10 +294,11 @@ impl<'a> Rank<'a> {
             ..
         } = batch;
         let autodiff = self.device.clone().autodiff();
-        let element = match self.plan.config.train.precision {
-            Precision::Fp32 => DType::F32,
+        let element = match self.plan.precision {
+            Precision::F32 => DType::F32,
+            Precision::F64 => DType::F64,
             Precision::Bf16 => DType::BF16,
-            Precision::Fp16 => DType::F16,
+            Precision::F16 => DType::F16,
         };
         let image = Tensor::<4>::from_data(
             TensorData::new(images, [samples, bands, side, side]),
@@ -357,13 +352,35 @@ fn opening(plan: &Plan<'_>, ranks: usize, table: &ShardTable) -> String {
     }
 }
 
-/// The chips that a non-finite gradient came from: those of its micro-batch, with their files and windows.
+/// The error of a step, with the chips where it is a gradient that is not finite.
+fn diverged(plan: &Plan<'_>, step: u64, window: &Window, error: terrashard_zero::Error) -> Error {
+    let terrashard_zero::Error::NonFinite {
+        origin, skipped, ..
+    } = &error
+    else {
+        return error.into();
+    };
+    match chips(plan, window, origin) {
+        Err(error) => error,
+        Ok(chips) => Error::NonFiniteGradient {
+            step,
+            origin: format!("{origin}{chips}"),
+            skipped: *skipped,
+        },
+    }
+}
+
+/// The chips that a non-finite gradient came from: those of its micro-batch, with their files and windows (column, row, width,
+/// height).
 fn chips(plan: &Plan<'_>, window: &Window, origin: &Origin) -> Result<String> {
     let Some(rank) = origin.rank else {
         return Ok(String::new());
     };
+    const TOLD: usize = 4;
     let mut text = String::new();
-    for cursor in window.micro_batch(rank, origin.micro_batch) {
+    let cursors = window.micro_batch(rank, origin.micro_batch);
+    let more = (cursors.end - cursors.start).saturating_sub(TOLD as u64);
+    for cursor in cursors.take(TOLD) {
         let chip = plan.chips.chip(plan.order.at(cursor))?;
         let scene = &plan.config.data.scenes[chip.scene].image;
         let terrashard_raster::Window {
@@ -377,6 +394,9 @@ fn chips(plan: &Plan<'_>, window: &Window, origin: &Origin) -> Result<String> {
             "{before} {} [{col}, {row}, {width}, {height}]",
             scene.display()
         );
+    }
+    if more > 0 {
+        text += &format!(" and {more} more");
     }
     Ok(text)
 }

@@ -1,9 +1,10 @@
 //! Where a run starts: afresh, or at a checkpoint that was saved at any rank count and stage.
 
+use std::collections::HashSet;
 use std::ops::Range;
 
 use serde_json::Value;
-use terrashard_checkpoint::{Checkpoint, Kind, State, in_force};
+use terrashard_checkpoint::{Checkpoint, ElementType, Kind, State, in_force};
 use terrashard_models::S2s2Net;
 use terrashard_zero::{Progress, StateKind, ZeroOptimizer};
 
@@ -84,10 +85,21 @@ impl Start {
         let Start::Checkpoint(checkpoint) = self else {
             return Ok(());
         };
+        let saved: HashSet<(String, Kind)> = checkpoint
+            .tensors()
+            .map(|tensor| (tensor.name.clone(), tensor.kind))
+            .collect();
+        // What was switched on since begins as in a new training: an average at the parameter, moments at zero.
         let read = |name: &str, of: StateKind, interval: Range<usize>| {
-            checkpoint
-                .read(name, kind(of), interval)
-                .map_err(Into::into)
+            let there = |kind| saved.contains(&(name.to_string(), kind));
+            let from = match kind(of) {
+                Kind::Ema if !there(Kind::Ema) => Kind::Parameter,
+                moment @ (Kind::M | Kind::V) if !there(moment) && there(Kind::Parameter) => {
+                    return Ok(vec![0; interval.len() * ElementType::F32.bytes()]);
+                }
+                kind => kind,
+            };
+            checkpoint.read(name, from, interval).map_err(Into::into)
         };
         optimizer.load(progress(checkpoint.state(), optimizer.progress()), &read)?;
         load_buffers(model, |name, length| {

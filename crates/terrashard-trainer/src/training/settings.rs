@@ -1,12 +1,22 @@
 //! From a configuration to the settings of the sharded optimizer.
 
+use burn::tensor::Device;
 use terrashard_zero::{
     AdamW, LossScale, NonFinite, Offload, Optimizer, ParameterGroup, Precision, ReduceDtype,
-    Reduction, Select, Sgd, Unused, ZeroConfig,
+    Reduction, Select, Sgd, Unused, ZeroConfig, declared,
 };
 
 use crate::config::{self, Batch, Config, GroupEntry, OptimizerRule};
 use crate::error::{Error, Result};
+
+/// Element types of a configuration's training.
+pub(super) fn precision(config: &Config) -> Precision {
+    match config.train.precision {
+        config::Precision::Fp32 => Precision::F32,
+        config::Precision::Bf16 => Precision::Bf16,
+        config::Precision::Fp16 => Precision::F16,
+    }
+}
 
 /// The settings of the optimizer of a model whose parameters have these names.
 ///
@@ -14,6 +24,7 @@ use crate::error::{Error, Result};
 /// [`Error::InvalidValue`] for a group that no parameter is in.
 pub(crate) fn zero_config<'a>(
     config: &Config,
+    precision: Precision,
     batch: Batch,
     names: impl Iterator<Item = &'a str> + Clone,
 ) -> Result<ZeroConfig> {
@@ -23,11 +34,7 @@ pub(crate) fn zero_config<'a>(
     let [beta1, beta2] = train.betas.unwrap_or([adamw.beta1, adamw.beta2]);
     Ok(ZeroConfig {
         stage: zero.stage,
-        precision: match train.precision {
-            config::Precision::Fp32 => Precision::F32,
-            config::Precision::Bf16 => Precision::Bf16,
-            config::Precision::Fp16 => Precision::F16,
-        },
+        precision,
         reduce_dtype: match zero.reduce_dtype {
             config::ReduceDtype::Fp32 => ReduceDtype::Full,
             config::ReduceDtype::Compute => ReduceDtype::Compute,
@@ -72,6 +79,36 @@ pub(crate) fn zero_config<'a>(
         overlap: zero.overlap,
         loss_scale: LossScale::default(),
     })
+}
+
+/// Refuses what does not fit the model: patterns that match nothing, and a model of which nothing is trained. Allocates nothing.
+///
+/// # Errors
+/// [`Error::InvalidValue`], [`Error::Model`].
+pub(super) fn check_model(config: &Config) -> Result<()> {
+    let model = config.model.init(&Device::flex())?;
+    let parameters = declared(&model);
+    let names = parameters.iter().map(|parameter| parameter.name.as_str());
+    let groups = parameter_groups(config, names.clone())?;
+    let frozen = |name: &str| {
+        let group = groups.iter().find(|group| group.select.picks(name, &[]));
+        group.is_some_and(|group| group.frozen)
+    };
+    if names.clone().all(frozen) {
+        let expected = "a parameter that is trained: all are frozen";
+        return Err(Error::invalid("train.groups", "frozen = true", expected));
+    }
+    let blocks = model.blocks().into_iter();
+    let blocks: Vec<String> = blocks.map(|block| block.name).collect();
+    if let Some(pattern) = config.zero.recompute.unmatched(&blocks) {
+        let expected = format!("a pattern that matches one of {}", blocks.join(", "));
+        return Err(Error::invalid(
+            "zero.recompute",
+            format!("\"{pattern}\""),
+            expected,
+        ));
+    }
+    Ok(())
 }
 
 /// The parameter groups of a configuration.

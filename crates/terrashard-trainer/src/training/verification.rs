@@ -2,8 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::thread;
 
 use serde::Serialize;
+use terrashard_collectives::Communicator;
 use terrashard_data::Chips;
 use terrashard_layout::{Offload, SampleOrder, Stage};
 use terrashard_models::HeadNorm;
@@ -11,28 +14,31 @@ use terrashard_zero::StateKind;
 
 use super::rank::Rank;
 use super::resume::Start;
-use super::{Plan, run_ranks, samples};
+use super::{Plan, run_ranks, samples, settings};
 use crate::config::{
     Batch, BatchNormStatistics, Config, Device, Precision, Recompute, RecomputeChoice, ZeroSection,
 };
 use crate::error::{Error, Result};
 use crate::record::Display;
 
-/// Up to this relative difference a parameter counts as equal. AdamW divides gradients by their own size, so rounding in small
-/// ones weighs as much as in large ones: over some steps it stays below this.
-pub const BOUND: f64 = 1e-4;
+/// Up to this relative difference a parameter counts as equal. In double precision, sums in another order differ by 1e-16 and
+/// AdamW, which divides gradients by their own size, makes of that what its epsilon of 1e-8 allows.
+pub const BOUND: f64 = 1e-6;
 
 /// What `verify` found: what it prints as JSON.
 ///
-/// Differences are relative to a parameter's norm, `||a - b|| / ||b||`, over the elements whose gradient is not rounding
-/// noise. Where a gradient is zero in mathematics, as that of a bias in front of a batch normalisation, AdamW turns its noise
-/// into steps; such elements are told apart, with the most that they can differ by.
+/// Differences are relative to a parameter's norm, `||a - b|| / ||b||`, or where that is less, to a step of the learning rate in
+/// each element: a bias whose gradient is zero in mathematics stays at its rounding noise, of which nothing can be said.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Verification {
     /// What was compared with: in words.
     pub reference: String,
+    /// In what both were computed: in words.
+    pub precision: String,
     /// Steps that were trained.
     pub steps: u64,
+    /// Those of them that changed the parameters: the others were skipped.
+    pub applied_steps: u64,
     /// The largest difference of any parameter at any step.
     pub max_rel: f64,
     /// The parameter that differs most.
@@ -45,30 +51,18 @@ pub struct Verification {
     pub equal: bool,
     /// The largest difference of each parameter.
     pub per_parameter: BTreeMap<String, f64>,
-    /// Elements whose gradient is rounding noise.
-    pub noise: Noise,
-}
-
-/// Elements whose gradient is below a millionth of the largest one at every step.
-#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
-pub struct Noise {
-    /// How many.
-    pub elements: u64,
-    /// The most that one of them differs by.
-    pub max_difference: f64,
-    /// What AdamW can make of noise: twice the learning rate at every step.
-    pub allowed: f64,
 }
 
 /// Trains `steps` steps twice in memory, at stage 0 on one rank and as the configuration says, and compares the parameters
 /// after each. Nothing is written.
 ///
-/// Both see the same samples in the same micro-batches. Where batch statistics are taken over ranks and micro-batches follow
-/// one another, one rank cannot have the same statistics, and in 16 bits it would round otherwise: then the reference runs at
+/// Both see the same samples in the same micro-batches. A training in fp32 is compared in double precision, in which rounding
+/// can neither look like a difference nor hide one. Where batch statistics are taken over ranks and micro-batches follow one
+/// another, one rank cannot have the same statistics, and in 16 bits it would round otherwise: then the reference runs at
 /// stage 0 on as many ranks.
 ///
 /// # Errors
-/// Those of [`super::fit`].
+/// Those of [`super::fit`]; [`Error::InvalidValue`] if every step was skipped.
 pub fn verify(config: &Config, device: Device, steps: u64) -> Result<Verification> {
     if steps == 0 {
         return Err(Error::invalid("--steps", 0, "at least 1"));
@@ -88,14 +82,56 @@ pub fn verify(config: &Config, device: Device, steps: u64) -> Result<Verificatio
         },
         ..config.clone()
     };
-    let expected = train(&plain, reference_ranks, reference_batch, &chips, steps)?;
-    let got = train(config, ranks, batch, &chips, steps)?;
-    let allowed = 2.0 * config.train.lr * steps as f64;
-    let mut found = compare(&got, &expected, allowed);
-    found.reference = match reference_ranks {
-        1 => "stage 0 on one rank".into(),
-        ranks => format!("stage 0 on {ranks} ranks"),
+    let mut found = Verification {
+        reference: match reference_ranks {
+            1 => "stage 0 on one rank".into(),
+            ranks => format!("stage 0 on {ranks} ranks"),
+        },
+        precision: match config.train.precision {
+            Precision::Fp32 => "double precision".into(),
+            Precision::Bf16 => "bf16".into(),
+            Precision::Fp16 => "fp16".into(),
+        },
+        steps,
+        applied_steps: 0,
+        max_rel: 0.0,
+        parameter: None,
+        step: None,
+        bound: BOUND,
+        equal: true,
+        per_parameter: BTreeMap::new(),
     };
+    thread::scope(|scope| {
+        // Both train at once, a step apart at most, so that two sets of parameters are kept and not two for each step.
+        let (to_expected, expected) = sync_channel(0);
+        let (to_got, got) = sync_channel(0);
+        let chips = &chips;
+        let trial = |config, ranks, batch, sender| {
+            scope.spawn(move || train(config, ranks, batch, chips, steps, &sender))
+        };
+        let reference = trial(&plain, reference_ranks, reference_batch, to_expected);
+        let trained = trial(config, ranks, batch, to_got);
+        for step in 1..=steps {
+            // A training that failed says why below.
+            let (Ok(expected), Ok(got)) = (expected.recv(), got.recv()) else {
+                break;
+            };
+            found.compare(step, &got, &expected, config.train.lr);
+        }
+        drop((expected, got));
+        for trained in [reference, trained] {
+            let joined = trained.join().map_err(|_| Error::Panicked {
+                who: "a training".into(),
+                message: "its message stands above".into(),
+            })?;
+            found.applied_steps = joined?;
+        }
+        Ok::<(), Error>(())
+    })?;
+    if found.applied_steps == 0 {
+        let expected = "more steps: each of these was skipped, since a gradient was not finite";
+        return Err(Error::invalid("--steps", steps, expected));
+    }
     Ok(found)
 }
 
@@ -106,7 +142,7 @@ fn reference(config: &Config, ranks: usize, batch: Batch) -> (usize, Batch) {
     }
     let statistics = match config.model.head_norm {
         HeadNorm::Batch => Some(config.train.batch_norm),
-        _ => None,
+        HeadNorm::None => None,
     };
     let local = |statistics| statistics != BatchNormStatistics::Sync;
     if batch.accumulate == 1 && !statistics.is_some_and(local) {
@@ -129,24 +165,23 @@ fn reference(config: &Config, ranks: usize, batch: Batch) -> (usize, Batch) {
 /// Names and values.
 type Tensors = Vec<(String, Vec<f64>)>;
 
-/// The parameters after each step and the gradients of each.
-#[derive(Debug, Default)]
-struct Trained {
-    parameters: Vec<Tensors>,
-    gradients: Vec<Tensors>,
-}
-
+/// Trains and sends the parameters after each step; returns the number of steps that changed them.
 fn train(
     config: &Config,
     ranks: usize,
     batch: Batch,
     chips: &Arc<Chips>,
     steps: u64,
-) -> Result<Trained> {
+    to: &SyncSender<Tensors>,
+) -> Result<u64> {
     let plan = Plan {
         config,
         run: None,
         display: Display::Quiet,
+        precision: match settings::precision(config) {
+            terrashard_zero::Precision::F32 => terrashard_zero::Precision::F64,
+            half => half,
+        },
         batch,
         order: SampleOrder::new(chips.len(), config.train.seed)?,
         chips: chips.clone(),
@@ -155,23 +190,20 @@ fn train(
         end: None,
         last_step: steps,
     };
-    let mut trained = run_ranks(ranks, |communicator| {
-        let first = terrashard_collectives::Communicator::rank(&communicator) == 0;
+    let applied = run_ranks(ranks, |communicator| {
+        let first = communicator.rank() == 0;
         let mut rank = Rank::new(&plan, Arc::new(communicator))?;
-        rank.watch_gradients();
-        let mut trained = Trained::default();
         for step in 1..=steps {
             rank.step(step)?;
             let parameters = rank.optimizer.whole_states(StateKind::Parameter)?;
-            let gradients = rank.take_gradients();
+            // Nobody listens after the other training failed; this one then ends with its steps.
             if first {
-                trained.parameters.push(doubles(parameters));
-                trained.gradients.push(doubles(gradients));
+                let _ = to.send(doubles(parameters));
             }
         }
-        Ok(trained)
+        Ok(rank.optimizer.steps())
     })?;
-    Ok(trained.swap_remove(0))
+    Ok(applied[0])
 }
 
 fn doubles(tensors: Vec<(String, burn::tensor::TensorData)>) -> Tensors {
@@ -181,120 +213,76 @@ fn doubles(tensors: Vec<(String, burn::tensor::TensorData)>) -> Tensors {
         .collect()
 }
 
-fn compare(got: &Trained, expected: &Trained, allowed: f64) -> Verification {
-    let loud = loud(&expected.gradients);
-    let mut found = Verification {
-        reference: String::new(),
-        steps: expected.parameters.len() as u64,
-        max_rel: 0.0,
-        parameter: None,
-        step: None,
-        bound: BOUND,
-        equal: true,
-        per_parameter: BTreeMap::new(),
-        noise: Noise {
-            allowed,
-            ..Noise::default()
-        },
-    };
-    for (index, (got, expected)) in got.parameters.iter().zip(&expected.parameters).enumerate() {
-        let step = index as u64 + 1;
+impl Verification {
+    /// Takes in the parameters after one step.
+    fn compare(&mut self, step: u64, got: &Tensors, expected: &Tensors, lr: f64) {
         for ((name, got), (_, expected)) in got.iter().zip(expected) {
-            let loud = loud.get(name.as_str());
-            let (mut difference, mut norm, mut quiet) = (0.0, 0.0, 0);
-            for (i, (got, expected)) in got.iter().zip(expected).enumerate() {
-                // Not a number must not pass for small.
-                let away = finite(got - expected);
-                if loud.is_none_or(|loud| loud[i]) {
-                    difference += away * away;
-                    norm += expected * expected;
-                } else {
-                    quiet += 1;
-                    let most = &mut found.noise.max_difference;
-                    *most = most.max(away.abs());
-                }
-            }
-            if step == 1 {
-                found.noise.elements += quiet;
-            }
-            let rel = match difference {
+            let away = got.iter().zip(expected).map(|(a, b)| (a - b).powi(2));
+            let (away, norm) = (
+                away.sum::<f64>(),
+                expected.iter().map(|x| x * x).sum::<f64>(),
+            );
+            let least = expected.len() as f64 * lr * lr;
+            let rel = match away {
                 0.0 => 0.0,
-                _ => finite((difference / norm).sqrt()),
+                _ => (away / norm.max(least)).sqrt(),
             };
-            let largest = found.per_parameter.entry(name.clone()).or_default();
+            // What is no number must not pass for small.
+            let rel = if rel.is_nan() { f64::INFINITY } else { rel };
+            let largest = self.per_parameter.entry(name.clone()).or_default();
             *largest = largest.max(rel);
-            if rel > found.max_rel {
-                found.max_rel = rel;
-                found.parameter = Some(name.clone());
-                if found.equal {
-                    found.step = Some(step);
+            if rel > self.max_rel {
+                self.max_rel = rel;
+                self.parameter = Some(name.clone());
+                if self.equal {
+                    self.step = Some(step);
                 }
             }
-            found.equal &= rel <= BOUND;
+            self.equal &= rel <= self.bound;
         }
     }
-    found.equal &= found.noise.max_difference <= allowed;
-    found
-}
-
-/// The value, infinite where it is no number.
-fn finite(value: f64) -> f64 {
-    if value.is_nan() { f64::INFINITY } else { value }
-}
-
-/// For each parameter with a gradient, which elements have one that is not rounding noise at some step.
-fn loud(gradients: &[Tensors]) -> BTreeMap<&str, Vec<bool>> {
-    let mut loud: BTreeMap<&str, Vec<bool>> = BTreeMap::new();
-    for tensors in gradients {
-        let all = tensors.iter().flat_map(|(_, values)| values);
-        let most = all.fold(0.0, |most: f64, value| most.max(value.abs()));
-        for (name, values) in tensors {
-            let loud = loud
-                .entry(name)
-                .or_insert_with(|| vec![false; values.len()]);
-            for (loud, value) in loud.iter_mut().zip(values) {
-                *loud |= value.abs() >= 1e-6 * most;
-            }
-        }
-    }
-    loud
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn trained(parameters: &[[f64; 3]], gradients: &[[f64; 3]]) -> Trained {
-        let tensors = |values: &[f64; 3]| vec![("a".to_string(), values.to_vec())];
-        Trained {
-            parameters: parameters.iter().map(tensors).collect(),
-            gradients: gradients.iter().map(tensors).collect(),
-        }
-    }
-
     #[test]
-    fn the_first_step_that_differs_is_told_and_noise_apart() {
-        let gradients = [[1.0, 1e-9, 1.0], [1.0, 1e-8, 1.0]];
-        let expected = trained(
-            &[[3.0, 7.0, 4.0], [3.0, 7.0, 4.0], [3.0, 7.0, 4.0]],
-            &gradients,
-        );
-        let got = trained(
-            &[[3.0, 7.0, 4.0], [3.0, 7.5, 4.5], [3.0, 7.0, 5.0]],
-            &gradients,
-        );
-        let found = compare(&got, &expected, 0.6);
-        // Without the noisy second element the norm is 5.
-        assert_eq!(found.max_rel, 0.2);
+    fn the_first_step_that_differs_is_told() {
+        let found = |steps: &[[f64; 2]]| {
+            let mut found = Verification {
+                reference: String::new(),
+                precision: String::new(),
+                steps: 3,
+                applied_steps: 3,
+                max_rel: 0.0,
+                parameter: None,
+                step: None,
+                bound: BOUND,
+                equal: true,
+                per_parameter: BTreeMap::new(),
+            };
+            let tensors = |values: &[f64; 2]| vec![("a".to_string(), values.to_vec())];
+            for (index, values) in steps.iter().enumerate() {
+                let expected = tensors(&[3.0, 4.0]);
+                found.compare(index as u64 + 1, &tensors(values), &expected, 0.1);
+            }
+            found
+        };
+        let apart = found(&[[3.0, 4.0], [3.0, 4.5], [3.0, 5.0]]);
+        assert_eq!((apart.max_rel, apart.equal), (0.2, false));
         assert_eq!(
-            (found.parameter.as_deref(), found.step),
+            (apart.parameter.as_deref(), apart.step),
             (Some("a"), Some(2))
         );
-        assert!(!found.equal);
-        assert_eq!((found.noise.elements, found.noise.max_difference), (1, 0.5));
-        let same = compare(&expected, &expected, 0.6);
-        assert!(same.equal && same.max_rel == 0.0 && same.step.is_none());
-        let nan = trained(&[[f64::NAN, 7.0, 4.0]], &gradients);
-        assert!(!compare(&nan, &expected, 0.6).equal);
+        let near = found(&[[3.0, 4.0 + 1e-7]]);
+        assert!(near.equal && near.step == Some(1) && near.max_rel > 0.0);
+        let same = found(&[[3.0, 4.0]]);
+        assert!(same.equal && same.step.is_none());
+        assert!(!found(&[[f64::NAN, 4.0]]).equal);
+        let mut noise = found(&[]);
+        let tensors = |value| vec![("a".to_string(), vec![value])];
+        noise.compare(1, &tensors(1e-12), &tensors(-1e-12), 1e-3);
+        assert!(noise.equal && noise.max_rel < 1e-8);
     }
 }

@@ -279,10 +279,6 @@ fn bad_input_is_refused_in_one_line() {
         ],
     );
     check("model.classes=3", &["`model.classes = 3`", "`classes = 1`"]);
-    check(
-        "zero.persist_bytes=4096",
-        &["`zero.persist_bytes`: got 4096", "0 at stage 0"],
-    );
     check("data.test=\"west\"", &["`train` and `test` share"]);
     check(
         "zero.offload=parameters",
