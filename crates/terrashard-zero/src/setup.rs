@@ -14,6 +14,7 @@ use crate::packing::{pack_whole, pad};
 use crate::parameters::{Declared, dtype, values};
 use crate::policy::{Extent, Policy};
 use crate::reading::read_f64;
+use crate::state::StateKind;
 use crate::update::{BucketStates, available_host_memory, check_host_memory, host_bytes};
 use crate::values::{Held, Resident, Values};
 
@@ -99,7 +100,7 @@ pub(crate) fn compare_host_memory(placement: Placement<'_>) -> Result<()> {
 }
 
 /// Makes the first values, one parameter at a time: each is materialised whole, and this rank keeps what the stage
-/// says. Fills the master weights of `states` on the way, if there are any.
+/// says. Fills master weights and moving averages of `states` on the way, if there are any.
 pub(crate) fn initial_values(
     source: &mut Source<'_>,
     states: &mut [BucketStates],
@@ -122,6 +123,7 @@ pub(crate) fn initial_values(
     let mut chunks = Vec::with_capacity(table.buckets().len());
     for (index, bucket) in table.buckets().iter().enumerate() {
         let masters = states.get(index).is_some_and(BucketStates::has_masters);
+        let average = states.get(index).is_some_and(BucketStates::has_average);
         let mut master_parts = Vec::new();
         let mut shards = Vec::new();
         for piece in &bucket.pieces {
@@ -129,7 +131,7 @@ pub(crate) fn initial_values(
             let value = source.value(row)?;
             let shard =
                 |value: &Tensor<1>| pad(value.clone().slice(row.interval(rank, ranks)), piece.len);
-            if masters {
+            if masters || average {
                 master_parts.push(match policy.extent {
                     Extent::Whole => value.clone(),
                     Extent::Shard => shard(&value),
@@ -146,11 +148,18 @@ pub(crate) fn initial_values(
                 }
             };
         }
-        if masters {
-            states[index].set_masters(match policy.extent {
+        if masters || average {
+            let weights = match policy.extent {
                 Extent::Whole => pack_whole(table, bucket, master_parts),
                 Extent::Shard => Tensor::cat(master_parts, 0),
-            });
+            };
+            // An average of nothing would be drawn to zero for as long as it remembers.
+            if average {
+                states[index].set(StateKind::Ema, weights.clone());
+            }
+            if masters {
+                states[index].set_masters(weights);
+            }
         }
         chunks.push((!shards.is_empty()).then(|| resident(Tensor::cat(shards, 0))));
     }

@@ -5,7 +5,7 @@
 //! of the result.
 
 use burn::tensor::{Device, Tensor, TensorData};
-use terrashard_layout::{Bucket, ShardTable};
+use terrashard_layout::{Bucket, Residence, Row, ShardTable};
 
 use crate::config::{Offload, Optimizer, ZeroConfig};
 use crate::error::{Error, Result};
@@ -44,7 +44,7 @@ impl BucketStates {
         Self {
             split,
             len,
-            host: part(config, split, config.offload == Offload::Optimizer, host),
+            host: part(config, split, has_masters_apart(bucket, config), host),
             on_device: part(config, len - split, false, tensor),
             device: device.clone(),
         }
@@ -59,6 +59,11 @@ impl BucketStates {
     pub(crate) fn has_all_masters(&self) -> bool {
         (self.host.master.is_some() || self.split == 0)
             && (self.on_device.master.is_some() || self.split == self.len)
+    }
+
+    /// Whether there is a moving average of the weights.
+    pub(crate) fn has_average(&self) -> bool {
+        self.host.ema.is_some() || self.on_device.ema.is_some()
     }
 
     /// Fills master weights from `weights`, `[len]` in their type.
@@ -249,23 +254,36 @@ fn cut(tensor: Option<Tensor<1>>, at: usize, len: usize) -> (Option<Tensor<1>>, 
     }
 }
 
-/// Bytes of states in host memory that this rank will hold.
+/// Whether offloaded states have master weights of their own: where the values stay on the device.
+fn has_masters_apart(bucket: &Bucket, config: &ZeroConfig) -> bool {
+    match config.offload {
+        Offload::None => false,
+        Offload::Optimizer => true,
+        Offload::Parameters => bucket.residence == Residence::Whole,
+    }
+}
+
+/// Bytes of parameters and states in host memory that this rank will hold.
 pub(crate) fn host_bytes(table: &ShardTable, config: &ZeroConfig) -> usize {
     let policy = Policy::of(config.stage);
     let master = config.precision.master().bytes();
     let states = |bucket: &Bucket| {
         let len = policy.extent.elements(bucket, table.ranks());
-        let split = offloaded(len, config);
-        let part = part(config, split, config.offload == Offload::Optimizer, |len| {
-            len * master
-        });
-        let parameters = match config.offload {
-            Offload::Parameters => len * config.precision.compute().bytes(),
-            Offload::None | Offload::Optimizer => 0,
-        };
-        part.states().sum::<usize>() + parameters
+        let apart = has_masters_apart(bucket, config);
+        let part = part(config, offloaded(len, config), apart, |len| len * master);
+        part.states().sum::<usize>()
     };
-    table.buckets().iter().map(states).sum()
+    let values = |row: &Row| match table.residence(row) {
+        Residence::Shard if row.parameter.tied_to.is_none() => {
+            row.shard_len(table.ranks()) * row.parameter.dtype.bytes()
+        }
+        _ => 0,
+    };
+    let states = table.buckets().iter().map(states).sum::<usize>();
+    match config.offload {
+        Offload::Parameters => states + table.rows().iter().map(values).sum::<usize>(),
+        Offload::None | Offload::Optimizer => states,
+    }
 }
 
 /// Refuses to start where the ranks of one host need more host memory together than it has.
