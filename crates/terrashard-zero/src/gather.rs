@@ -161,8 +161,8 @@ pub(crate) struct Gathers {
     ahead: usize,
     /// Rows of each block in forward order.
     schedule: Vec<Vec<usize>>,
-    /// The block that a row is first in.
-    block_of: HashMap<usize, usize>,
+    /// The blocks that gather the same rows: one, or more where blocks share all their parameters.
+    blocks_of: HashMap<Vec<usize>, Vec<usize>>,
     /// Gathers on their way, by block.
     pending: HashMap<usize, Pending>,
     counter: Arc<Gathered>,
@@ -179,7 +179,7 @@ impl Gathers {
             communicator,
             ahead,
             schedule: Vec::new(),
-            block_of: HashMap::new(),
+            blocks_of: HashMap::new(),
             pending: HashMap::new(),
             counter: Arc::default(),
         }
@@ -191,13 +191,24 @@ impl Gathers {
 
     /// Declares the blocks in forward order.
     pub(crate) fn declare(&mut self, schedule: Vec<Vec<usize>>) {
-        self.block_of.clear();
+        self.blocks_of.clear();
         for (block, rows) in schedule.iter().enumerate() {
-            for &row in rows {
-                self.block_of.entry(row).or_insert(block);
-            }
+            self.blocks_of.entry(rows.clone()).or_default().push(block);
         }
         self.schedule = schedule;
+    }
+
+    /// The place in the schedule of a block with these rows: where several have them, the one that was gathered ahead.
+    fn place(&self, rows: &[usize], direction: Direction) -> Option<usize> {
+        let places = self.blocks_of.get(rows)?;
+        let ahead = places
+            .iter()
+            .find(|&place| self.pending.contains_key(place));
+        let next = match direction {
+            Direction::Forward => places.first(),
+            Direction::Backward => places.last(),
+        };
+        ahead.or(next).copied()
     }
 
     /// The whole values of `rows`, the parameters of one block, and what counts their bytes.
@@ -209,8 +220,7 @@ impl Gathers {
         direction: Direction,
         shard: &dyn Fn(usize) -> Tensor<1>,
     ) -> Result<(HashMap<usize, Tensor<1>>, Hold)> {
-        let block = rows.first().and_then(|row| self.block_of.get(row).copied());
-        let block = block.filter(|&block| self.schedule[block] == rows);
+        let block = self.place(rows, direction);
         let own = match block.and_then(|block| self.pending.remove(&block)) {
             Some(pending) => pending,
             None => self.launch(rows, shard)?,
