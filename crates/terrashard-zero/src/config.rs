@@ -14,7 +14,8 @@ pub struct ZeroConfig {
     pub stage: Stage,
     /// Element types of computation and master weights. Default: f32.
     pub precision: Precision,
-    /// Element type in which gradients are added up and travel. Default: that of the master weights.
+    /// Element type in which gradients are added up over ranks. Default: that of the master weights, in which micro-batches
+    /// always add up.
     pub reduce_dtype: ReduceDtype,
     /// Size of a communication bucket in bytes; `None` derives it from the model.
     pub bucket_bytes: Option<usize>,
@@ -116,7 +117,7 @@ impl Precision {
     }
 }
 
-/// Element type in which gradients are added up and travel.
+/// Element type in which gradients travel and are added up over ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReduceDtype {
     /// That of the master weights.
@@ -357,7 +358,15 @@ impl ZeroConfig {
         check(window > 0, "loss_scale.window", window, "1 or more")
     }
 
-    /// Element type in which gradients are added up and travel.
+    /// Element type in which a rank holds gradients: sums over micro-batches lose nothing to rounding.
+    pub(crate) fn gradient_element(&self) -> ElementType {
+        match self.accumulate > 1 {
+            true => self.precision.master(),
+            false => self.reduce_element(),
+        }
+    }
+
+    /// Element type in which gradients travel.
     pub(crate) fn reduce_element(&self) -> ElementType {
         match self.reduce_dtype {
             ReduceDtype::Full => self.precision.master(),

@@ -32,9 +32,10 @@ pub enum StepOutcome {
 /// Where a non-finite gradient came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Origin {
-    /// The first rank whose own gradient was not finite; `None` where each was and only their sum overflowed.
+    /// The rank whose own gradient was first not finite, in the order of micro-batches and backward; `None` where each
+    /// was finite and only their sum overflowed.
     pub rank: Option<usize>,
-    /// The first such micro-batch of that rank, from 0.
+    /// That micro-batch, from 0.
     pub micro_batch: usize,
     /// The first such parameter in the order of backward.
     pub parameter: String,

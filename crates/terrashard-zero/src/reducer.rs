@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Tensor};
 use terrashard_collectives::Pending;
-use terrashard_layout::ShardTable;
+use terrashard_layout::{Bucket, ShardTable};
 
 use crate::config::{Unused, ZeroConfig};
 use crate::error::{Error, Result};
@@ -29,8 +29,10 @@ pub(crate) struct Reducer {
     groups: RankGroups,
     policy: Policy,
     device: Device,
-    /// Element type in which gradients are added up and travel.
+    /// Element type in which gradients travel.
     dtype: DType,
+    /// Element type in which micro-batches add up.
+    held: DType,
     accumulate: usize,
     unused: Unused,
     /// Buckets that may travel at once.
@@ -73,6 +75,7 @@ struct Travelling {
 #[derive(Debug)]
 struct Check {
     micro_batch: usize,
+    bucket: usize,
     sum: Tensor<1>,
 }
 
@@ -93,6 +96,7 @@ impl Reducer {
             policy: Policy::of(config.stage),
             device,
             dtype: dtype(config.reduce_element()),
+            held: dtype(config.gradient_element()),
             accumulate: config.accumulate,
             unused: config.unused,
             in_flight_limit: if config.overlap { IN_FLIGHT } else { 0 },
@@ -133,13 +137,14 @@ impl Reducer {
                 got: self.micro_batches + 1,
             });
         }
-        self.missing = self
-            .table
-            .buckets()
-            .iter()
-            .map(|bucket| bucket.pieces.len())
-            .collect();
+        // What did not enter the graph has no gradient to wait for: a branch that is switched off holds up nothing.
+        let awaited = |bucket: &Bucket| {
+            let rows = bucket.pieces.iter().map(|piece| piece.row);
+            rows.filter(|&row| self.outstanding[row] > 0).count()
+        };
+        self.missing = self.table.buckets().iter().map(awaited).collect();
         self.next = 0;
+        self.launch_complete();
         Ok(())
     }
 
@@ -225,7 +230,7 @@ impl Reducer {
                     let len = self.policy.extent.elements(bucket, ranks);
                     gradient
                         .take()
-                        .unwrap_or_else(|| zeros(len, &self.device, self.dtype))
+                        .unwrap_or_else(|| zeros(len, &self.device, self.held))
                 });
         Ok((taken.collect(), micro_batches))
     }
@@ -263,6 +268,7 @@ impl Reducer {
                     zeros(len, &self.device, self.dtype)
                 }
             };
+            let shard = shard.cast(self.dtype);
             let bytes = bytes(&shard);
             let pending = replicas.all_reduce(shard)?;
             self.travels(index, bytes, pending)?;
@@ -270,17 +276,18 @@ impl Reducer {
         self.drain(0)
     }
 
-    /// The first micro-batch of the window in which a gradient of this rank itself was not finite. Ends the window's
-    /// checks.
+    /// The first micro-batch of the window in which a gradient of this rank itself was not finite, and the first such
+    /// bucket of it. Ends the window's checks.
     ///
     /// # Errors
     /// [`Error::Device`].
-    pub(crate) fn first_non_finite(&mut self) -> Result<Option<usize>> {
-        let mut first: Option<usize> = None;
-        for Check { micro_batch, sum } in self.checks.drain(..) {
-            let finite = read_f64(sum)?.iter().all(|sum| sum.is_finite());
-            if !finite && first.is_none_or(|first| micro_batch < first) {
-                first = Some(micro_batch);
+    pub(crate) fn first_non_finite(&mut self) -> Result<Option<(usize, usize)>> {
+        let mut first: Option<(usize, usize)> = None;
+        for check in self.checks.drain(..) {
+            let place = (check.micro_batch, check.bucket);
+            let finite = read_f64(check.sum)?.iter().all(|sum| sum.is_finite());
+            if !finite && first.is_none_or(|first| place < first) {
+                first = Some(place);
             }
         }
         Ok(first)
@@ -337,14 +344,15 @@ impl Reducer {
         let buffer = pack_whole(&table, &table.buckets()[bucket], flats.collect());
         self.checks.push(Check {
             micro_batch: self.micro_batches,
+            bucket,
             sum: check_sum(buffer.clone()),
         });
         match self.policy.reduce {
             Reduce::EveryMicroBatch => self.send(bucket, buffer),
             Reduce::OncePerStep => {
                 let sum = match self.gradients[bucket].take() {
-                    Some(earlier) => earlier + buffer,
-                    None => buffer,
+                    Some(earlier) => earlier + buffer.cast(self.held),
+                    None => buffer.cast(self.held),
                 };
                 if self.micro_batches + 1 == self.accumulate {
                     self.reduced = true;
@@ -358,6 +366,7 @@ impl Reducer {
     }
 
     fn send(&mut self, bucket: usize, buffer: Tensor<1>) -> Result<()> {
+        let buffer = buffer.cast(self.dtype);
         let bytes = bytes(&buffer);
         let pending = match self.policy.extent {
             Extent::Whole => self.groups.shards.all_reduce(buffer)?,
@@ -383,7 +392,8 @@ impl Reducer {
             && let Some(front) = self.in_flight.pop_front()
         {
             self.travelling -= front.bytes;
-            let (bucket, reduced) = (front.bucket, front.pending.wait()?);
+            let bucket = front.bucket;
+            let reduced = front.pending.wait()?.cast(self.held);
             let sum = match self.gradients[bucket].take() {
                 Some(earlier) => earlier + reduced,
                 None => reduced,

@@ -1,6 +1,7 @@
 //! One rank's sharded optimizer: it holds the parameters, lets a model's blocks enter the graph with them, reduces
 //! their gradients during backward and updates its shard.
 
+use std::cmp::Ordering;
 use std::collections::VecDeque;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use std::sync::mpsc;
 use std::thread;
 
 use burn::module::Module;
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use terrashard_collectives::{Communicator, Pending};
 
 use crate::config::{Precision, Reduction, ZeroConfig};
@@ -267,16 +268,23 @@ impl ZeroOptimizer {
     /// Where a non-finite gradient came from. Collective: every rank knows that there is one.
     fn origin(&self, gradients: &[Tensor<1>]) -> Result<Origin> {
         let core = &self.parameters.0;
-        let micro_batch = core.reducer().first_non_finite()?;
+        let spoilt = core.reducer().first_non_finite()?;
         let place = self.first_non_finite(gradients)?;
         let number = |place: Option<usize>| place.map_or(-1.0, |place| place as f64);
-        let own = [number(micro_batch), number(place)];
-        let own = Tensor::<1>::from_data(TensorData::from(own), &core.device);
+        let own = [
+            number(spoilt.map(|(micro_batch, _)| micro_batch)),
+            number(spoilt.map(|(_, bucket)| bucket)),
+            number(place),
+        ];
+        let own = Tensor::<1>::from_data(TensorData::from(own), (&core.device, DType::F64));
         let all = read_f64(core.groups.world.all_gather(own)?.wait()?)?;
-        let rank = all.chunks(2).position(|rank| rank[0] >= 0.0);
+        // Statistics over ranks carry what is not finite to all of them, but later in backward than where it began.
+        let ranks = all.chunks(3).enumerate().filter(|(_, rank)| rank[0] >= 0.0);
+        let earlier = |a: &[f64], b: &[f64]| a[..2].partial_cmp(&b[..2]);
+        let rank = ranks.min_by(|(_, a), (_, b)| earlier(a, b).unwrap_or(Ordering::Equal));
         let places = all
-            .chunks(2)
-            .map(|rank| rank[1])
+            .chunks(3)
+            .map(|rank| rank[2])
             .filter(|&place| place >= 0.0);
         let place = places.fold(f64::INFINITY, f64::min);
         let pieces = core
@@ -289,8 +297,8 @@ impl ZeroOptimizer {
             .enumerate()
             .find(|(index, _)| *index as f64 == place);
         Ok(Origin {
-            rank,
-            micro_batch: rank.map_or(0, |rank| all[2 * rank] as usize),
+            rank: rank.map(|(rank, _)| rank),
+            micro_batch: rank.map_or(0, |(_, spoilt)| spoilt[0] as usize),
             parameter: parameter.map_or_else(String::new, |(_, name)| name.clone()),
         })
     }
