@@ -173,7 +173,12 @@ where
     ) -> FloatTensor<Self> {
         let value = fetch::<B>(&slot);
         let nodes = [anchor.node(), token.node()];
-        match slot.between {
+        let between = match anchor.is_tracked() || token.is_tracked() {
+            true => slot.between,
+            // Outside the graph, nothing asks for it again.
+            false => Between::Kept,
+        };
+        match between {
             Between::Kept => {
                 let prepared = Deliver.prepare::<NoCheckpointing>(nodes).compute_bound();
                 match prepared.stateful() {

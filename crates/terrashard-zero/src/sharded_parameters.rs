@@ -384,6 +384,8 @@ impl Core {
             token: &'a Tensor<1>,
             lease: Arc<Lease>,
             entry: Entry,
+            /// Whether some of the module is trained, so that the graph goes through it.
+            trained: bool,
         }
         impl<const A: usize> Replace for Enter<'_, A> {
             fn tensor<const D: usize>(
@@ -398,17 +400,23 @@ impl Core {
                     });
                     return None;
                 };
-                let parameter = &core.table.rows()[row].parameter;
-                if !parameter.trainable {
-                    let value = core.shaped(row, &self.lease);
-                    return Some(Tensor::<D>::from_dispatch(value).autodiff());
-                }
-                if self.entry == Entry::Counted {
-                    core.reducer().entered(row);
-                }
+                let trainable = core.table.rows()[row].parameter.trainable;
                 let between = match self.entry {
                     Entry::Counted if self.lease.contains(row) => Between::MadeAgain,
                     _ => Between::Kept,
+                };
+                if !trainable && between == Between::Kept {
+                    let value = core.shaped(row, &self.lease);
+                    return Some(Tensor::<D>::from_dispatch(value).autodiff());
+                }
+                if trainable && self.entry == Entry::Counted {
+                    core.reducer().entered(row);
+                }
+                // burn makes a value again only where it is part of the graph. A frozen one is, at the price of a
+                // gradient that nobody needs, wherever gradients pass it; else it would stay gathered.
+                let token = match trainable || self.trained {
+                    true => self.token.clone(),
+                    false => self.token.clone().inner().autodiff(),
                 };
                 self.lease.owe();
                 let port: Arc<dyn Port> = core.clone();
@@ -418,7 +426,7 @@ impl Core {
                     lease: self.lease.clone(),
                     between,
                 };
-                Some(anchor::enter(self.anchor, self.token, slot))
+                Some(anchor::enter(self.anchor, &token, slot))
             }
         }
         let lease = self.lease(module);
@@ -433,6 +441,7 @@ impl Core {
             token,
             lease: lease.clone(),
             entry,
+            trained: !self.trainable(module).is_empty(),
         };
         (replaced(module, &mut enter), lease)
     }
@@ -455,6 +464,9 @@ impl Port for Core {
 
     fn deliver(&self, slot: usize, lease: &Lease, gradient: DispatchTensor) {
         lease.pay();
+        if !self.table.rows()[slot].parameter.trainable {
+            return;
+        }
         let numel = self.table.rows()[slot].numel();
         let flat = Dispatch::float_reshape(gradient, Shape::from([numel]));
         self.reducer().deliver(slot, Tensor::from_dispatch(flat));
