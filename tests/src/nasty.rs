@@ -192,20 +192,27 @@ impl Nasty {
         let mixed: Tensor<3> =
             scope.block("mix", &self.mix, vec![tokens.clone()], |mix, inputs, _| {
                 let [x] = take::<1, 3>(inputs);
-                let y = x.matmul(mix.weight.val().unsqueeze::<3>());
+                let y = times(x, mix.weight.val());
                 (y + mix.bias.val().unsqueeze::<3>()).tanh()
             });
         let both = vec![tokens, mixed];
         let x: Tensor<3> = scope.block("again", &self.again, both, |again, inputs, _| {
             let [tokens, mixed] = take::<2, 3>(inputs);
-            let tied = again.tied.val().transpose().unsqueeze::<3>();
-            again.norm.forward(mixed.matmul(tied).tanh() + tokens)
+            let y = times(mixed, again.tied.val().transpose());
+            again.norm.forward(y.tanh() + tokens)
         });
         scope.block("head", &self.head, vec![x], |head, inputs, _| {
             let [x] = take::<1, 3>(inputs);
             head.forward(x)
         })
     }
+}
+
+/// The tokens times a matrix, as one product of matrices: burn's batched product fails for a batch without a sample.
+fn times(x: Tensor<3>, weight: Tensor<2>) -> Tensor<3> {
+    let [n, tokens, width] = x.dims();
+    let y = x.reshape([n * tokens, width]).matmul(weight);
+    y.reshape([n, tokens, width])
 }
 
 fn take<const N: usize, const D: usize>(inputs: Vec<Tensor<D>>) -> [Tensor<D>; N] {
