@@ -183,7 +183,7 @@ fn i1_first_values_are_those_of_their_names_everywhere() {
                     ranks(count, |communicator| {
                         let trainer = Trainer::new(&case, communicator)?;
                         for (name, data) in trainer.optimizer.whole_states(StateKind::Parameter)? {
-                            let values = initial(&name, &data.shape());
+                            let values = initial(&name, data.shape());
                             let round = |value: f32| match (precision, name.starts_with("frozen")) {
                                 // Only what is trained has master weights.
                                 (Precision::Bf16, true) => half(value),

@@ -164,7 +164,7 @@ fn n9_a_rank_with_little_or_no_valid_data_weighs_by_its_pixels() {
                     .forward(batch.x.clone(), &trainer.blocks(&[0, 1], 0), 0.0);
                 let error = output - batch.target;
                 let part = |rank: usize| {
-                    let part = error.clone().slice([rank..rank + 1]);
+                    let part = error.clone().narrow(0, rank, 1);
                     (part.clone() * part * mask(valid(rank))).sum()
                 };
                 let loss = (part(0) + part(1)) / ((left + 8) * 3) as f64;
