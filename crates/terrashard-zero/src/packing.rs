@@ -34,7 +34,7 @@ pub(crate) fn pack_shard(
         let interval = table.rows()[piece.row].interval(rank, table.ranks());
         pad(flat.slice(interval), piece.len)
     });
-    Tensor::cat(pieces.collect(), 0)
+    join(pieces.collect())
 }
 
 /// One flat tensor for each piece from the bucket's buffer: the inverse of [`pack_whole`].
@@ -57,6 +57,21 @@ pub(crate) fn unpack_whole(
         flat.slice(0..table.rows()[piece.row].numel())
     };
     bucket.pieces.iter().map(piece).collect()
+}
+
+/// The parts one after another, in memory of their own: where a tensor is a view, a single part would keep all that it
+/// was cut from.
+pub(crate) fn join(mut parts: Vec<Tensor<1>>) -> Tensor<1> {
+    match parts.pop() {
+        Some(only) if parts.is_empty() && only.device() == Device::flex() => {
+            let (device, dtype) = (only.device(), only.dtype());
+            Tensor::from_data(only.into_data(), (&device, dtype))
+        }
+        last => {
+            parts.extend(last);
+            Tensor::cat(parts, 0)
+        }
+    }
 }
 
 /// `flat` with zeros behind it up to `len` elements.
@@ -101,6 +116,16 @@ mod tests {
             bucket_bytes: Some(1 << 20),
         };
         ShardTable::new(sizes.iter().enumerate().map(spec).collect(), &config).unwrap()
+    }
+
+    #[test]
+    fn joined_parts_have_memory_of_their_own() {
+        let whole = Tensor::<1>::from_floats([1.0, 2.0, 3.0, 4.0], &Device::flex());
+        let joined = join(vec![whole.clone().slice(0..2)]);
+        let own = joined.into_data();
+        assert_eq!(own, TensorData::from([1.0f32, 2.0]));
+        let joined = join(vec![whole.clone().slice(1..2), whole.slice(0..1)]);
+        assert_eq!(joined.into_data(), TensorData::from([2.0f32, 1.0]));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use terrashard_layout::{ParameterSpec, Row, ShardTable};
 use crate::config::{Offload, ZeroConfig};
 use crate::error::{Error, Result};
 use crate::groups::RankGroups;
-use crate::packing::{pack_whole, pad};
+use crate::packing::{join, pack_whole, pad};
 use crate::parameters::{Declared, dtype, values};
 use crate::policy::{Extent, Policy};
 use crate::reading::read_f64;
@@ -151,7 +151,7 @@ pub(crate) fn initial_values(
         if masters || average {
             let weights = match policy.extent {
                 Extent::Whole => pack_whole(table, bucket, master_parts),
-                Extent::Shard => Tensor::cat(master_parts, 0),
+                Extent::Shard => join(master_parts),
             };
             // An average of nothing would be drawn to zero for as long as it remembers.
             if average {
@@ -161,7 +161,7 @@ pub(crate) fn initial_values(
                 states[index].set_masters(weights);
             }
         }
-        chunks.push((!shards.is_empty()).then(|| resident(Tensor::cat(shards, 0))));
+        chunks.push((!shards.is_empty()).then(|| resident(join(shards))));
     }
     // What is in no bucket: frozen and empty parameters.
     for (index, row) in table.rows().iter().enumerate() {
@@ -174,7 +174,7 @@ pub(crate) fn initial_values(
             Held::Whole(value)
         } else {
             let own = value.slice(row.interval(rank, ranks));
-            Held::Shard(resident(pad(own, row.shard_len(ranks))))
+            Held::Shard(resident(join(vec![pad(own, row.shard_len(ranks))])))
         };
     }
     Ok(Values { rows, chunks })

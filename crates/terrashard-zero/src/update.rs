@@ -4,12 +4,14 @@
 //! buffers are taken, updated in place and given back, so that offloading changes where the states are and not a bit
 //! of the result.
 
+use std::ops::Range;
+
 use burn::tensor::{Device, Tensor, TensorData};
 use terrashard_layout::{Bucket, Residence, Row, ShardTable};
 
 use crate::config::{Offload, Optimizer, ZeroConfig};
 use crate::error::{Error, Result};
-use crate::packing::zeros;
+use crate::packing::{join, zeros};
 use crate::parameters::dtype;
 use crate::policy::Policy;
 use crate::rule::{Part, Update};
@@ -44,7 +46,7 @@ impl BucketStates {
         Self {
             split,
             len,
-            host: part(config, split, has_masters_apart(bucket, config), host),
+            host: part(config, split, config.offload == Offload::Optimizer, host),
             on_device: part(config, len - split, false, tensor),
             device: device.clone(),
         }
@@ -72,7 +74,7 @@ impl BucketStates {
             *master = weights.clone().slice(0..self.split).into_data();
         }
         if let Some(master) = &mut self.on_device.master {
-            *master = weights.slice(self.split..self.len);
+            *master = own(weights, self.split..self.len);
         }
     }
 
@@ -122,7 +124,7 @@ impl BucketStates {
             *state = values.clone().slice(0..self.split).into_data();
         }
         if let Some(state) = select_mut(&mut self.on_device, kind) {
-            *state = values.slice(self.split..self.len);
+            *state = own(values, self.split..self.len);
         }
     }
 
@@ -244,6 +246,14 @@ fn select_mut<X>(part: &mut Part<X>, kind: StateKind) -> &mut Option<X> {
     }
 }
 
+/// Some of the elements, in memory of their own.
+fn own(values: Tensor<1>, range: Range<usize>) -> Tensor<1> {
+    match range.len() == values.dims()[0] {
+        true => values,
+        false => join(vec![values.slice(range)]),
+    }
+}
+
 fn cut(tensor: Option<Tensor<1>>, at: usize, len: usize) -> (Option<Tensor<1>>, Option<Tensor<1>>) {
     match tensor {
         None => (None, None),
@@ -254,22 +264,13 @@ fn cut(tensor: Option<Tensor<1>>, at: usize, len: usize) -> (Option<Tensor<1>>, 
     }
 }
 
-/// Whether offloaded states have master weights of their own: where the values stay on the device.
-fn has_masters_apart(bucket: &Bucket, config: &ZeroConfig) -> bool {
-    match config.offload {
-        Offload::None => false,
-        Offload::Optimizer => true,
-        Offload::Parameters => bucket.residence == Residence::Whole,
-    }
-}
-
 /// Bytes of parameters and states in host memory that this rank will hold.
 pub(crate) fn host_bytes(table: &ShardTable, config: &ZeroConfig) -> usize {
     let policy = Policy::of(config.stage);
     let master = config.precision.master().bytes();
     let states = |bucket: &Bucket| {
         let len = policy.extent.elements(bucket, table.ranks());
-        let apart = has_masters_apart(bucket, config);
+        let apart = config.offload == Offload::Optimizer;
         let part = part(config, offloaded(len, config), apart, |len| len * master);
         part.states().sum::<usize>()
     };
