@@ -2,8 +2,8 @@
 //!
 //! burn runs backward steps by depth, deepest first, leaves last. A parameter that entered as a leaf would therefore
 //! receive its gradient at the very end of backward, when the gradients of the whole model are alive together. Here a
-//! parameter is instead the output of an operation with two parents: an *anchor*, the activation that enters the
-//! parameter's block, and a one-element *token* that is always tracked, so that the operation is part of the graph
+//! parameter is instead the output of an operation with two parents: an *anchor*, a mark at the depth of the activation
+//! that enters the parameter's block, and a one-element *token* that is always tracked, so that the operation is part of the graph
 //! even where the anchor is not. The operation sits at the depth of its block; its backward step runs as soon as the
 //! block's own steps are done, hands the gradient to the [`Port`] and registers nothing with burn.
 //!
@@ -30,10 +30,10 @@ use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::autodiff::{Autodiff, NodeId};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{
-    Backend, BackendTensor, Dispatch, DispatchKindConversion, DispatchTensor, Flex,
+    Backend, BackendTensor, Dispatch, DispatchKindConversion, DispatchTensor, Flex, TensorMetadata,
     backend_extension,
 };
-use burn::tensor::Tensor;
+use burn::tensor::{FloatDType, Tensor};
 
 use crate::gather::Lease;
 
@@ -75,6 +75,9 @@ pub(crate) trait AnchorOps: Backend {
         token: FloatTensor<Self>,
         slot: Slot,
     ) -> FloatTensor<Self>;
+
+    /// One element at the depth of `activation`.
+    fn mark_depth(activation: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
 /// The primitive of a plain float tensor.
@@ -114,6 +117,24 @@ impl AnchorOps for Flex {
     ) -> FloatTensor<Self> {
         fetch::<Self>(&slot)
     }
+
+    fn mark_depth(activation: FloatTensor<Self>) -> FloatTensor<Self> {
+        one::<Self>(&activation)
+    }
+}
+
+fn one<B: Backend>(beside: &FloatTensor<B>) -> FloatTensor<B> {
+    B::float_zeros([1].into(), &beside.device(), FloatDType::F32)
+}
+
+/// The backward step of a mark: nothing flows through it.
+#[derive(Debug)]
+struct Mark;
+
+impl<B: Backend> Backward<B, 1> for Mark {
+    type State = ();
+
+    fn backward(self, _ops: Ops<(), 1>, _grads: &mut Gradients, _checkpointer: &mut Checkpointer) {}
 }
 
 /// The backward step: hands the gradient over and registers nothing.
@@ -208,11 +229,28 @@ where
             }
         }
     }
+
+    fn mark_depth(activation: FloatTensor<Self>) -> FloatTensor<Self> {
+        let one = one::<B>(activation.primitive());
+        let prepared = Mark.prepare::<NoCheckpointing>([activation.node()]);
+        match prepared.compute_bound().stateful() {
+            OpsKind::Tracked(prepared) => prepared.finish((), one),
+            OpsKind::UnTracked(prepared) => prepared.finish(one),
+        }
+    }
+}
+
+/// A mark at the depth of an activation, which is an anchor as good as the activation itself.
+///
+/// burn makes a value again from the values of its parents. If those were activations, which a checkpointing strategy
+/// makes again from parameters, one parameter would ask for all that entered before it.
+pub(crate) fn mark<const A: usize>(activation: &Tensor<A>) -> Tensor<1> {
+    Tensor::from_dispatch(Dispatch::mark_depth(activation.clone().into_dispatch()))
 }
 
 /// The parameter in `slot` as a tensor of the graph, at the depth of `anchor`.
-pub(crate) fn enter<const A: usize, const D: usize>(
-    anchor: &Tensor<A>,
+pub(crate) fn enter<const D: usize>(
+    anchor: &Tensor<1>,
     token: &Tensor<1>,
     slot: Slot,
 ) -> Tensor<D> {

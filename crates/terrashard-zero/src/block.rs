@@ -8,7 +8,7 @@ use burn::module::Module;
 use burn::tensor::Tensor;
 
 use crate::segment::{self, KeepInputs, MAX_INPUTS, Rerun};
-use crate::sharded_parameters::{Core, Entry, ShardedParameters};
+use crate::sharded_parameters::{Core, Entry, ShardedParameters, beside};
 
 /// Whether a block keeps its activations for backward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,21 +57,25 @@ impl ShardedParameters {
             (1..=MAX_INPUTS).contains(&count),
             "a block has 1 to {MAX_INPUTS} inputs, got {count}"
         );
-        if !inputs.iter().any(|input| input.device().is_autodiff()) {
+        let Some(tracked) = inputs.iter().find(|input| input.is_autodiff()).cloned() else {
             let lease = self.0.lease(module);
             let module = self.0.plain_with(module, &lease);
             let output = forward(&module, inputs, Round::First);
             drop(module);
             lease.release();
             return output;
-        }
-        let inputs: Vec<_> = inputs.into_iter().map(Tensor::autodiff).collect();
+        };
+        let graph = |input: Tensor<D>| match input.is_autodiff() {
+            true => input,
+            false => beside(input, &tracked),
+        };
+        let inputs: Vec<_> = inputs.into_iter().map(graph).collect();
         let keep = match recompute {
             Recompute::Keep => {
                 let anchor = &inputs[count - 1];
-                let (module, lease) = self
-                    .0
-                    .enter(module, anchor, &self.0.token(), Entry::Counted);
+                let (module, lease) =
+                    self.0
+                        .enter(module, anchor, &self.0.token(anchor), Entry::Counted);
                 let output = forward(&module, inputs, Round::First);
                 drop(module);
                 lease.release();
@@ -88,7 +92,7 @@ impl ShardedParameters {
             module: module.clone(),
             forward,
         };
-        segment::segment(&inputs, &self.0.token(), Arc::new(run), keep)
+        segment::segment(&inputs, &self.0.token(&tracked), Arc::new(run), keep)
     }
 }
 
@@ -144,8 +148,8 @@ where
         let rows = core.trainable(module);
         let expected = core.reducer().outstanding(&rows);
         // The graph outside is locked while its backward runs, so this one shares no tensor with it.
-        let token = core.token();
         let anchor = &inputs[inputs.len() - 1];
+        let token = core.token(anchor);
         let (entered, lease) = core.enter(module, anchor, &token, Entry::Repeated);
         let output = forward(&entered, inputs.clone(), Round::Again);
         drop(entered);

@@ -182,7 +182,7 @@ impl ShardedParameters {
         }
         let (module, lease) = self
             .0
-            .enter(module, anchor, &self.0.token(), Entry::Counted);
+            .enter(module, anchor, &self.0.token(anchor), Entry::Counted);
         lease.release();
         module
     }
@@ -286,9 +286,9 @@ impl Core {
     }
 
     /// A tensor that is always tracked, so that parameters are part of the graph even where their anchor is not.
-    pub(crate) fn token(&self) -> Tensor<1> {
+    pub(crate) fn token<const D: usize>(&self, anchor: &Tensor<D>) -> Tensor<1> {
         let element = dtype(self.config.precision.compute());
-        Tensor::zeros([1], (&self.device.clone().autodiff(), element)).require_grad()
+        beside(zeros(1, &self.device, element), anchor).require_grad()
     }
 
     /// Those of `rows` that have to be gathered, sorted.
@@ -378,16 +378,16 @@ impl Core {
         token: &Tensor<1>,
         entry: Entry,
     ) -> (M, Arc<Lease>) {
-        struct Enter<'a, const A: usize> {
+        struct Enter<'a> {
             core: &'a Arc<Core>,
-            anchor: &'a Tensor<A>,
+            mark: Tensor<1>,
             token: &'a Tensor<1>,
             lease: Arc<Lease>,
             entry: Entry,
             /// Whether some of the module is trained, so that the graph goes through it.
             trained: bool,
         }
-        impl<const A: usize> Replace for Enter<'_, A> {
+        impl Replace for Enter<'_> {
             fn tensor<const D: usize>(
                 &mut self,
                 id: ParamId,
@@ -407,7 +407,7 @@ impl Core {
                 };
                 if !trainable && between == Between::Kept {
                     let value = core.shaped(row, &self.lease);
-                    return Some(Tensor::<D>::from_dispatch(value).autodiff());
+                    return Some(beside(Tensor::from_dispatch(value), self.token));
                 }
                 if trainable && self.entry == Entry::Counted {
                     core.reducer().entered(row);
@@ -416,7 +416,7 @@ impl Core {
                 // gradient that nobody needs, wherever gradients pass it; else it would stay gathered.
                 let token = match trainable || self.trained {
                     true => self.token.clone(),
-                    false => self.token.clone().inner().autodiff(),
+                    false => beside(self.token.clone().inner(), self.token),
                 };
                 self.lease.owe();
                 let port: Arc<dyn Port> = core.clone();
@@ -426,7 +426,7 @@ impl Core {
                     lease: self.lease.clone(),
                     between,
                 };
-                Some(anchor::enter(self.anchor, &token, slot))
+                Some(anchor::enter(&self.mark, &token, slot))
             }
         }
         let lease = self.lease(module);
@@ -437,7 +437,7 @@ impl Core {
         self.fill(&lease, direction);
         let mut enter = Enter {
             core: self,
-            anchor,
+            mark: anchor::mark(anchor),
             token,
             lease: lease.clone(),
             entry,
@@ -451,6 +451,18 @@ impl Core {
         let pieces = &self.table.buckets()[bucket].pieces;
         let row = &self.table.rows()[pieces[0].row];
         !self.table.keeps_whole(row)
+    }
+}
+
+/// A plain tensor on the autodiff device of `anchor`: operations mix no two strategies of checkpointing.
+pub(crate) fn beside<const D: usize, const A: usize>(
+    plain: Tensor<D>,
+    anchor: &Tensor<A>,
+) -> Tensor<D> {
+    let tensor = plain.autodiff();
+    match anchor.gradient_checkpointing_strategy() {
+        Some(strategy) => tensor.with_gradient_checkpointing_strategy(strategy),
+        None => tensor,
     }
 }
 
