@@ -81,9 +81,12 @@ impl Default for StateConfig {
 }
 
 impl StateConfig {
-    /// The type in which a rank holds gradients of parameters of type `compute`: that in which they are reduced, in
-    /// which micro-batches add up as well.
+    /// The type in which a rank holds gradients of parameters of type `compute`: that in which they are reduced, or
+    /// the optimizer's where micro-batches add up, since sums of many lose too much in 16 bits.
     pub fn gradient(&self, compute: ElementType) -> ElementType {
-        self.reduce.of(compute)
+        match self.accumulate > 1 {
+            true => compute.state(),
+            false => self.reduce.of(compute),
+        }
     }
 }

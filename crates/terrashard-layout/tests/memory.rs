@@ -146,7 +146,7 @@ fn odd_table(stage: Stage, persist_bytes: usize) -> ShardTable {
     ShardTable::new(odd_model().to_vec(), &config).expect("the model is valid")
 }
 
-/// Gradients are held in the type in which they are reduced, however many micro-batches add up.
+/// Gradients are held in the type in which they are reduced, and in single precision where micro-batches add up.
 #[test]
 fn gradients_by_type_and_accumulation() {
     let check = |stage, reduce, accumulate, expected| {
@@ -160,7 +160,7 @@ fn gradients_by_type_and_accumulation() {
     };
     check(Stage::Zero, ReduceType::Compute, 1, 2 * 35 + 4 * 5);
     check(Stage::Zero, ReduceType::Full, 1, 4 * 35 + 4 * 5);
-    check(Stage::One, ReduceType::Compute, 3, 2 * 35 + 4 * 5);
+    check(Stage::One, ReduceType::Compute, 3, 4 * 35 + 4 * 5);
     check(Stage::Two, ReduceType::Compute, 1, 2 * 12 + 4 * 2);
     check(Stage::Two, ReduceType::Full, 3, 4 * 12 + 4 * 2);
     check(Stage::Three, ReduceType::Full, 1, 4 * 12 + 4 * 2);

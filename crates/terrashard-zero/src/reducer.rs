@@ -2,7 +2,8 @@
 //!
 //! A gradient that arrives waits until its bucket is complete. Complete buckets are launched in table order, so every
 //! rank issues the same collectives in the same order however its backward happened to run. At most
-//! [`IN_FLIGHT`] buckets travel at once: that bounds the memory of buffers to a few buckets while backward goes on.
+//! [`IN_FLIGHT`] buckets and a quarter of the model travel at once: that bounds the memory of buffers while backward goes
+//! on.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,6 +23,10 @@ use crate::reading::read_f64;
 /// Buckets that may travel at once.
 const IN_FLIGHT: usize = 2;
 
+/// What travels at once is at most this part of all gradients, or a single bucket: of a small model, two buckets would
+/// be half of it.
+const MODEL_SHARE: usize = 4;
+
 /// Collects, packs and reduces the gradients of one rank.
 #[derive(Debug)]
 pub(crate) struct Reducer {
@@ -35,8 +40,9 @@ pub(crate) struct Reducer {
     held: DType,
     accumulate: usize,
     unused: Unused,
-    /// Buckets that may travel at once.
+    /// Buckets that may travel at once, and their bytes where it is more than one.
     in_flight_limit: usize,
+    travelling_limit: usize,
     /// For each row: the bucket that it is in.
     bucket_of: Vec<Option<usize>>,
     /// For each row: how often its value entered the graph in this micro-batch and has not come back as a gradient.
@@ -100,6 +106,11 @@ impl Reducer {
             accumulate: config.accumulate,
             unused: config.unused,
             in_flight_limit: if config.overlap { IN_FLIGHT } else { 0 },
+            travelling_limit: {
+                let elements = |bucket: &Bucket| bucket.flat_len(table.ranks());
+                let all = table.buckets().iter().map(elements).sum::<usize>();
+                all * config.reduce_element().bytes() / MODEL_SHARE
+            },
             bucket_of,
             outstanding: vec![0; table.rows().len()],
             arrived: vec![None; table.rows().len()],
@@ -270,6 +281,7 @@ impl Reducer {
             };
             let shard = shard.cast(self.dtype);
             let bytes = bytes(&shard);
+            self.make_room(bytes)?;
             let pending = replicas.all_reduce(shard)?;
             self.travels(index, bytes, pending)?;
         }
@@ -368,6 +380,7 @@ impl Reducer {
     fn send(&mut self, bucket: usize, buffer: Tensor<1>) -> Result<()> {
         let buffer = buffer.cast(self.dtype);
         let bytes = bytes(&buffer);
+        self.make_room(bytes)?;
         let pending = match self.policy.extent {
             Extent::Whole => self.groups.shards.all_reduce(buffer)?,
             Extent::Shard => self.groups.shards.reduce_scatter(buffer)?,
@@ -384,6 +397,17 @@ impl Reducer {
             pending,
         });
         self.drain(self.in_flight_limit)
+    }
+
+    /// Waits until another buffer of `bytes` may travel.
+    fn make_room(&mut self, bytes: usize) -> Result<()> {
+        while !self.in_flight.is_empty()
+            && (self.in_flight.len() >= self.in_flight_limit
+                || self.travelling + bytes > self.travelling_limit)
+        {
+            self.drain(self.in_flight.len() - 1)?;
+        }
+        Ok(())
     }
 
     /// Waits until at most `limit` buckets are in flight.
