@@ -2,6 +2,7 @@
 //!
 //! The library part is what `cargo xtask parity` and the tests share.
 
+pub mod chain;
 pub mod fixture;
 pub mod hash;
 pub mod judge;
