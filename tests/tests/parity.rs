@@ -7,7 +7,7 @@ use terrashard_tests::fixture::{Error, Fixture};
 use terrashard_tests::judge::{Bounds, judge};
 use terrashard_tests::{compare, fixture::Tensors};
 
-const STAGES: [Stage; 3] = [Stage::Zero, Stage::One, Stage::Two];
+const STAGES: [Stage; 4] = [Stage::Zero, Stage::One, Stage::Two, Stage::Three];
 
 fn open(set: &str) -> Fixture {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR"))

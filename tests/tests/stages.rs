@@ -120,20 +120,19 @@ fn compare(got: &Tensors, expected: &Tensors, bound: f64, what: &str) {
 }
 
 fn check(dtype: ElementType, bound: f64) {
-    for accumulate in [1, 3] {
-        for ranks in 1..=4 {
-            // The reference: one process over the same micro-batches.
-            let reference = train(Stage::Zero, dtype, 1, ranks * accumulate);
-            let mut first: Option<Tensors> = None;
-            for stage in [Stage::Zero, Stage::One, Stage::Two] {
-                let got = train(stage, dtype, ranks, accumulate);
-                let what =
-                    format!("stage {stage}, {ranks} ranks, accumulation {accumulate}, {dtype:?}");
-                compare(&got, &reference, bound, &what);
-                if accumulate == 1 {
-                    let first = first.get_or_insert_with(|| got.clone());
-                    assert!(*first == got, "{what}: not bitwise equal to stage 0");
-                }
+    // Other rank counts, accumulations and all else: the stage grid, on a smaller net.
+    for (ranks, accumulate) in [(2, 1), (3, 1), (4, 1), (2, 3)] {
+        // The reference: one process over the same micro-batches.
+        let reference = train(Stage::Zero, dtype, 1, ranks * accumulate);
+        let mut first: Option<Tensors> = None;
+        for stage in [Stage::Zero, Stage::One, Stage::Two, Stage::Three] {
+            let got = train(stage, dtype, ranks, accumulate);
+            let what =
+                format!("stage {stage}, {ranks} ranks, accumulation {accumulate}, {dtype:?}");
+            compare(&got, &reference, bound, &what);
+            if accumulate == 1 {
+                let first = first.get_or_insert_with(|| got.clone());
+                assert!(*first == got, "{what}: not bitwise equal to stage 0");
             }
         }
     }

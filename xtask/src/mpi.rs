@@ -53,6 +53,7 @@ const CASES: &[Case] = &[
     fails("differs", &[2, 4], "gave up: ranks disagree on call 0"),
     fails("differs-in-group", &[4], "ranks disagree on call 0: rank 1"),
     fails("panics-in-group", &[2, 4], "gave up: panicked"),
+    well("mpi_stages", &[2, 4]),
 ];
 
 const fn well(bin: &'static str, ranks: &'static [usize]) -> Case {
