@@ -31,24 +31,28 @@ fn grown(bytes: usize) {
 #[expect(unsafe_code, reason = "a global allocator is an unsafe trait")]
 // SAFETY: every call goes to the system's allocator with the same arguments; counting does not allocate.
 unsafe impl GlobalAlloc for Counting {
+    // SAFETY: as the trait asks; the system's allocator gets what the caller promised.
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         grown(layout.size());
         // SAFETY: the caller's promise is passed on.
         unsafe { System.alloc(layout) }
     }
 
+    // SAFETY: as the trait asks; the system's allocator gets what the caller promised.
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         grown(layout.size());
         // SAFETY: the caller's promise is passed on.
         unsafe { System.alloc_zeroed(layout) }
     }
 
+    // SAFETY: as the trait asks; the system's allocator gets what the caller promised.
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
         // SAFETY: the caller's promise is passed on.
         unsafe { System.dealloc(pointer, layout) }
     }
 
+    // SAFETY: as the trait asks; the system's allocator gets what the caller promised.
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         // Both are there while the system copies.
         grown(size);
