@@ -3,11 +3,9 @@
 use std::time::Instant;
 
 use crate::error::{Error, Result};
-use crate::workspace::cargo;
+use crate::libtorch::LibTorch;
+use crate::workspace::{cargo, with_libtorch};
 use crate::{doc, test, tidy};
-
-/// The feature sets that type-check on a machine without a GPU. Clippy runs once for each.
-const FEATURE_SETS: &[&[&str]] = &[&[]];
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -23,12 +21,16 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         eprintln!("$ cargo xtask tidy");
         tidy::run()
     })?;
-    for features in FEATURE_SETS {
-        let mut clippy = cargo(&["clippy", "--workspace", "--all-targets"]);
-        if !features.is_empty() {
-            clippy = clippy.arg("--features").arg(features.join(","));
+    let clippy = || cargo(&["clippy", "--workspace", "--all-targets"]);
+    let strict = ["--", "-D", "warnings"];
+    named("clippy", clippy().args(strict).run())?;
+    match LibTorch::found() {
+        Ok(libtorch) => {
+            let clippy = with_libtorch(clippy(), &libtorch).args(strict);
+            named("clippy with LibTorch", clippy.run())?;
         }
-        named("clippy", clippy.args(["--", "-D", "warnings"]).run())?;
+        // Not everybody has it, and it is a large download.
+        Err(missing) => eprintln!("clippy with LibTorch left out: {missing}"),
     }
     named("doc", doc::step().run())?;
     if !args.no_test {

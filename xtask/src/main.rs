@@ -10,6 +10,7 @@ mod ci;
 mod demo;
 mod doc;
 mod error;
+mod libtorch;
 mod mpi;
 mod parity;
 mod step;
@@ -45,6 +46,8 @@ enum Command {
     Parity(parity::Args),
     /// Programs whose ranks are processes, under `mpirun`. Needs an MPI library and libclang.
     Mpi(mpi::Args),
+    /// Sets LibTorch up in `target/libtorch` and prints the environment to use, for `eval`. Needs Python with pip.
+    Libtorch(libtorch::Args),
     /// Benchmarks.
     Bench(bench::Args),
 }
@@ -58,6 +61,7 @@ fn main() -> ExitCode {
         Command::Doc(args) => doc::run(&args),
         Command::Parity(args) => parity::run(&args),
         Command::Mpi(args) => mpi::run(&args),
+        Command::Libtorch(args) => libtorch::run(&args),
         Command::Bench(args) => bench::run(&args),
     };
     match result {

@@ -3,19 +3,29 @@
 use std::path::{PathBuf, absolute};
 
 use crate::error::{Error, Result};
+use crate::libtorch::LibTorch;
 use crate::step::Step;
-use crate::workspace::{Profile, build_binary};
+use crate::workspace::{Profile, build_binary, build_binary_with};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Folder with `parity.json` and the files that it names.
     dir: PathBuf,
     /// Which backend computes.
-    #[arg(long, default_value = "flex")]
-    backend: String,
+    #[arg(long, value_enum, default_value_t = Backend::Flex)]
+    backend: Backend,
     /// Only this ZeRO stage.
     #[arg(long)]
     stage: Option<u8>,
+}
+
+/// What computes.
+#[derive(Clone, Copy, clap::ValueEnum)]
+pub(crate) enum Backend {
+    /// burn's own, for the CPU.
+    Flex,
+    /// LibTorch; `cargo xtask libtorch` sets it up.
+    Tch,
 }
 
 /// Prints one JSON line per quantity. The comparison lives in `tests/`, since it needs the crates; it is built as the
@@ -23,9 +33,17 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<()> {
     // Cargo runs in the root folder: a path given from elsewhere has to be made whole first.
     let dir = absolute(&args.dir).map_err(|source| Error::file(&args.dir, source))?;
-    let binary = build_binary("parity", Profile::Dev)?;
-    let step = Step::new("parity", binary);
-    let mut step = step.arg(dir).args(["--backend", &args.backend]);
+    let mut step = match args.backend {
+        Backend::Flex => Step::new("parity", build_binary("parity", Profile::Dev)?)
+            .arg(dir)
+            .args(["--backend", "flex"]),
+        Backend::Tch => {
+            let libtorch = LibTorch::found()?;
+            let binary = build_binary_with(&libtorch, "parity", Profile::Dev)?;
+            let step = Step::new("parity", binary).arg(dir);
+            libtorch.surround(step.args(["--backend", "tch"]))
+        }
+    };
     if let Some(stage) = args.stage {
         step = step.args(["--stage", &stage.to_string()]);
     }

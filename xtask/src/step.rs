@@ -1,7 +1,7 @@
 //! A program run as one step: announced with its command line, timed, its failure turned into an error.
 
 use std::ffi::{OsStr, OsString};
-use std::io::{BufRead, BufReader};
+use std::io::{self, BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::Instant;
@@ -13,7 +13,7 @@ pub(crate) struct Step {
     shown: String,
     program: PathBuf,
     args: Vec<OsString>,
-    env: Vec<(&'static str, &'static str)>,
+    env: Vec<(&'static str, String)>,
     dir: Option<PathBuf>,
 }
 
@@ -40,8 +40,8 @@ impl Step {
         self
     }
 
-    pub(crate) fn env(mut self, key: &'static str, value: &'static str) -> Self {
-        self.env.push((key, value));
+    pub(crate) fn env(mut self, key: &'static str, value: impl Into<String>) -> Self {
+        self.env.push((key, value.into()));
         self
     }
 
@@ -68,6 +68,18 @@ impl Step {
         let started = self.announce();
         let status = self
             .command()
+            .status()
+            .map_err(|source| self.start_error(source))?;
+        eprintln!("  {:.1} s", started.elapsed().as_secs_f64());
+        self.check(status)
+    }
+
+    /// Runs it with all its output on standard error, where ours is meant for another program.
+    pub(crate) fn run_beside_output(&self) -> Result<()> {
+        let started = self.announce();
+        let status = self
+            .command()
+            .stdout(io::stderr())
             .status()
             .map_err(|source| self.start_error(source))?;
         eprintln!("  {:.1} s", started.elapsed().as_secs_f64());
@@ -150,7 +162,9 @@ impl Step {
 
     fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
-        command.args(&self.args).envs(self.env.iter().copied());
+        command
+            .args(&self.args)
+            .envs(self.env.iter().map(|(key, value)| (key, value)));
         if let Some(dir) = &self.dir {
             command.current_dir(dir);
         }
@@ -176,7 +190,8 @@ impl Step {
     }
 }
 
-fn quoted(arg: &str) -> String {
+/// As a shell takes it.
+pub(crate) fn quoted(arg: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_=./:,+@%".contains(c);
     if !arg.is_empty() && arg.chars().all(plain) {
         arg.to_owned()

@@ -4,10 +4,14 @@ use std::fmt;
 use std::time::Instant;
 
 use crate::error::Result;
-use crate::workspace;
+use crate::libtorch::LibTorch;
+use crate::workspace::{self, with_libtorch};
 
 #[derive(clap::Args, Default)]
 pub(crate) struct Args {
+    /// With LibTorch in it, and the tests that run on it; `cargo xtask libtorch` sets it up.
+    #[arg(long)]
+    tch: bool,
     /// Passed to the test binaries, for example a part of a test's name.
     #[arg(last = true)]
     args: Vec<String>,
@@ -15,6 +19,9 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     let mut step = workspace::cargo(&["test", "--workspace", "--no-fail-fast"]);
+    if args.tch {
+        step = with_libtorch(step, &LibTorch::found()?);
+    }
     if !args.args.is_empty() {
         step = step.arg("--").args(&args.args);
     }

@@ -4,6 +4,7 @@ use std::env;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
+use crate::libtorch::LibTorch;
 use crate::step::Step;
 
 /// The root folder: from cargo when it runs us, else the nearest one above the current directory, else where this
@@ -48,7 +49,29 @@ pub(crate) fn target_dir() -> Result<PathBuf> {
 /// The build selects the whole workspace, so that features resolve as they do for the tests, and nothing is compiled
 /// once more for one package alone.
 pub(crate) fn build_binary(name: &str, profile: Profile) -> Result<PathBuf> {
+    build(
+        cargo(&["build", "--workspace", "--bin", name]),
+        name,
+        profile,
+    )
+}
+
+/// Builds the binary `name` with LibTorch in it.
+pub(crate) fn build_binary_with(
+    libtorch: &LibTorch,
+    name: &str,
+    profile: Profile,
+) -> Result<PathBuf> {
     let step = cargo(&["build", "--workspace", "--bin", name]);
+    build(with_libtorch(step, libtorch), name, profile)
+}
+
+/// The cargo command with LibTorch in the whole workspace, so that burn is built once for it.
+pub(crate) fn with_libtorch(step: Step, libtorch: &LibTorch) -> Step {
+    libtorch.surround(step.args(["--features", "terrashard-tests/tch"]))
+}
+
+fn build(step: Step, name: &str, profile: Profile) -> Result<PathBuf> {
     let (step, folder) = match profile {
         Profile::Dev => (step, "debug"),
         Profile::Release => (step.arg("--release"), "release"),
