@@ -15,17 +15,22 @@ const PREFIX: &str = "terrashard-";
 const ARROWS: &[(&str, &[&str])] = &[
     ("terrashard-layout", &[]),
     ("terrashard-collectives", &[]),
+    ("terrashard-torch", &[]),
     ("terrashard-checkpoint", &["terrashard-layout"]),
     (
         "terrashard-zero",
-        &["terrashard-collectives", "terrashard-layout"],
+        &[
+            "terrashard-collectives",
+            "terrashard-layout",
+            "terrashard-torch",
+        ],
     ),
     ("terrashard-raster", &[]),
     (
         "terrashard-data",
         &["terrashard-layout", "terrashard-raster"],
     ),
-    ("terrashard-ops", &[]),
+    ("terrashard-ops", &["terrashard-torch"]),
     ("terrashard-models", &["terrashard-ops"]),
     (
         "terrashard-trainer",

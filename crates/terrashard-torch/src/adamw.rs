@@ -1,0 +1,34 @@
+//! AdamW in one pass over parameter, gradient and moments.
+
+use tch::Tensor;
+
+use crate::{Result, shim};
+
+/// The settings of one step of [AdamW](https://arxiv.org/abs/1711.05101).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AdamW {
+    /// The learning rate.
+    pub lr: f64,
+    /// How much of each moment is kept.
+    pub betas: [f64; 2],
+    /// Added to the root of the variance.
+    pub epsilon: f64,
+    /// How much of the parameter is taken away, times the learning rate.
+    pub weight_decay: f64,
+}
+
+impl AdamW {
+    /// Takes step number `step`, from 1: changes parameter, momentum and variance in place.
+    ///
+    /// # Errors
+    /// [`Error::Exception`](crate::Error) if the four differ in shape, type or device.
+    pub fn step(
+        &self,
+        step: u64,
+        parameter: &mut Tensor,
+        gradient: &Tensor,
+        [momentum, variance]: [&mut Tensor; 2],
+    ) -> Result<()> {
+        shim::adamw(self, step, parameter, gradient, [momentum, variance])
+    }
+}

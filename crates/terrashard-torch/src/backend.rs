@@ -1,0 +1,36 @@
+//! The one place that names burn's LibTorch backend.
+
+#![expect(
+    deprecated,
+    reason = "no other backend of burn 0.22 computes on a GPU without its own compiler at run time"
+)]
+
+use burn::backend::tensor::FloatTensor;
+use burn::tensor::Device;
+use tch::Tensor;
+
+/// burn's LibTorch backend, under a name of which the compiler does not warn wherever it stands.
+pub type LibTorch = burn::backend::LibTorch;
+
+/// LibTorch on the CPU.
+pub fn cpu() -> Device {
+    Device::libtorch()
+}
+
+/// LibTorch on the GPU with this index. What is computed on one that is not there panics.
+pub fn gpu(index: usize) -> Device {
+    Device::libtorch_cuda(index)
+}
+
+/// A tensor of the backend, as burn's operations have it.
+pub type Primitive = FloatTensor<LibTorch>;
+
+/// LibTorch's own tensor in one of burn's.
+pub fn inner(tensor: &Primitive) -> &Tensor {
+    &tensor.tensor
+}
+
+/// A tensor that shares its memory with no other one of burn's, as one of burn's: burn may change it in place.
+pub fn outer(tensor: Tensor) -> Primitive {
+    Primitive::new(tensor)
+}

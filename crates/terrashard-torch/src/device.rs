@@ -1,0 +1,60 @@
+//! What a device holds and how LibTorch computes on it.
+
+use crate::{Result, shim};
+
+/// Bytes in the memory of a GPU, as LibTorch's caching allocator counts them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Memory {
+    /// Held by tensors now.
+    pub allocated: u64,
+    /// Held by tensors at most since the last [`reset_peak`](Self::reset_peak).
+    pub allocated_peak: u64,
+    /// Taken from the device now, in use or kept for later.
+    pub reserved: u64,
+    /// Taken from the device at most since the last [`reset_peak`](Self::reset_peak).
+    pub reserved_peak: u64,
+}
+
+impl Memory {
+    /// Of the GPU with this index.
+    ///
+    /// # Errors
+    /// [`Error::Exception`](crate::Error) if LibTorch was built for the CPU alone or there is no such GPU.
+    pub fn of(device: usize) -> Result<Self> {
+        let [allocated, allocated_peak, reserved, reserved_peak] =
+            shim::memory(device)?.map(|bytes| u64::try_from(bytes).unwrap_or(0));
+        Ok(Self {
+            allocated,
+            allocated_peak,
+            reserved,
+            reserved_peak,
+        })
+    }
+
+    /// From here on the peaks count anew.
+    ///
+    /// # Errors
+    /// [`Error::Exception`](crate::Error) as for [`of`](Self::of).
+    pub fn reset_peak(device: usize) -> Result<()> {
+        shim::reset_peak(device)
+    }
+}
+
+/// Whether LibTorch is held to algorithms that give the same bits each time.
+pub fn is_deterministic() -> bool {
+    shim::is_deterministic()
+}
+
+/// Holds LibTorch to algorithms that give the same bits each time, or no longer. For the whole process; an operation that
+/// has no such algorithm is an error from then on.
+///
+/// # Errors
+/// [`Error::Exception`](crate::Error) if LibTorch refuses.
+pub fn set_deterministic(on: bool) -> Result<()> {
+    shim::set_deterministic(on)
+}
+
+/// The version of LibTorch that this was built against.
+pub fn version() -> String {
+    shim::version()
+}

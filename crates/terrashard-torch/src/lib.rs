@@ -1,0 +1,58 @@
+//! What LibTorch computes and its Rust bindings leave out: gradients of convolution and layer normalisation, attention
+//! that never builds its matrix of scores, AdamW in one pass, what the device's memory holds, deterministic algorithms.
+//!
+//! Without the feature `tch` the crate is empty and compiles anywhere. With it, it needs LibTorch, which
+//! `cargo xtask libtorch` sets up.
+//!
+//! Everything goes through one small C++ file, `shim.cc`, built against LibTorch's headers alone, and one Rust file that
+//! calls it, `shim.rs`. A tensor is [`tch::Tensor`](https://docs.rs/tch), as burn's backend holds it.
+#![cfg_attr(
+    feature = "tch",
+    doc = r#"
+```
+use terrashard_torch::{conv2d_backward, tch::{Device, Kind, Tensor}};
+
+let of = |shape: &[i64]| Tensor::ones(shape, (Kind::Float, Device::Cpu));
+let (gradient, x, weight) = (of(&[1, 1, 4, 4]), of(&[1, 1, 4, 4]), of(&[1, 1, 3, 3]));
+let [_, _, bias] = conv2d_backward(&gradient, &x, &weight, [1, 1, 1], [false, false, true])?;
+assert_eq!(bias.expect("asked for").double_value(&[0]), 16.0);
+# Ok::<(), terrashard_torch::Error>(())
+```
+"#
+)]
+//!
+//! # Invariants
+//! - Nothing here panics: what C++ throws comes back as an [`Error`](crate) with its text.
+//! - Every handle is owned by a value that frees it, after an error, too.
+//! - LibTorch's own autograd is out of play: nothing is recorded, whatever a tensor requires.
+
+#[cfg(feature = "tch")]
+mod adamw;
+#[cfg(feature = "tch")]
+mod attention;
+#[cfg(feature = "tch")]
+mod backend;
+#[cfg(feature = "tch")]
+mod device;
+#[cfg(feature = "tch")]
+mod error;
+#[cfg(feature = "tch")]
+mod gradients;
+#[cfg(feature = "tch")]
+mod shim;
+
+#[cfg(feature = "tch")]
+pub use {
+    adamw::AdamW,
+    attention::Attention,
+    backend::{LibTorch, Primitive, cpu, gpu, inner, outer},
+    device::{Memory, is_deterministic, set_deterministic, version},
+    error::{Error, Result},
+    gradients::{conv2d_backward, layer_norm_backward},
+    tch,
+};
+
+/// The README's example, compiled.
+#[cfg(all(doctest, feature = "tch"))]
+#[doc = include_str!("../README.md")]
+struct Readme;

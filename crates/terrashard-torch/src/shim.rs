@@ -1,0 +1,317 @@
+//! The border to C++: the only file that calls `shim.cc`.
+//!
+//! Every function hands over pointers to tensors that it has borrowed, takes over the tensors that come back, and turns an
+//! exception's text into an [`Error`].
+
+#![expect(unsafe_code, reason = "calls into C++")]
+
+use std::ffi::{CStr, c_char, c_int};
+use std::ptr;
+
+use tch::Tensor;
+
+use crate::adamw::AdamW;
+use crate::error::{Error, Result};
+
+/// A tensor of LibTorch, of which Rust knows no more than where it lies.
+#[repr(C)]
+struct Handle {
+    _private: [u8; 0],
+}
+
+type In = *const Handle;
+type Out = *mut *mut Handle;
+type Message = *mut *mut c_char;
+
+// SAFETY: the signatures are those of `shim.cc`. Tensors are `at::Tensor` by address, `bool` is one byte on both sides.
+unsafe extern "C" {
+    fn terrashard_free_text(text: *mut c_char);
+    fn terrashard_torch_version() -> *const c_char;
+    fn terrashard_conv2d_backward(
+        message: Message,
+        gradient: In,
+        x: In,
+        weight: In,
+        stride: i64,
+        padding: i64,
+        groups: i64,
+        wanted: *const bool,
+        out: Out,
+    ) -> c_int;
+    fn terrashard_layer_norm_backward(
+        message: Message,
+        gradient: In,
+        x: In,
+        mean: In,
+        inverse: In,
+        weight: In,
+        wanted: *const bool,
+        out: Out,
+    ) -> c_int;
+    fn terrashard_attention(message: Message, q: In, k: In, v: In, scale: f64, out: Out) -> c_int;
+    fn terrashard_attention_backward(
+        message: Message,
+        gradient: In,
+        q: In,
+        k: In,
+        v: In,
+        saved: *const In,
+        scale: f64,
+        out: Out,
+    ) -> c_int;
+    fn terrashard_adamw(
+        message: Message,
+        parameter: *mut Handle,
+        gradient: In,
+        momentum: *mut Handle,
+        variance: *mut Handle,
+        step: i64,
+        lr: f64,
+        beta1: f64,
+        beta2: f64,
+        epsilon: f64,
+        weight_decay: f64,
+    ) -> c_int;
+    fn terrashard_is_deterministic() -> c_int;
+    fn terrashard_set_deterministic(message: Message, on: c_int) -> c_int;
+    fn terrashard_memory(message: Message, device: i64, out: *mut i64) -> c_int;
+    fn terrashard_reset_peak(message: Message, device: i64) -> c_int;
+}
+
+/// What is called, for messages.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Call {
+    Conv2dBackward,
+    LayerNormBackward,
+    Attention,
+    AttentionBackward,
+    AdamW,
+    Deterministic,
+    Memory,
+}
+
+impl Call {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Conv2dBackward => "convolution's backward",
+            Self::LayerNormBackward => "layer normalisation's backward",
+            Self::Attention => "attention",
+            Self::AttentionBackward => "attention's backward",
+            Self::AdamW => "a step of adamw",
+            Self::Deterministic => "the choice of deterministic algorithms",
+            Self::Memory => "the count of the device's memory",
+        }
+    }
+
+    /// Calls C++ with a place for the text of an exception.
+    fn run(self, call: impl FnOnce(Message) -> c_int) -> Result<()> {
+        let mut message = ptr::null_mut();
+        let status = call(&raw mut message);
+        let text = (!message.is_null()).then(|| {
+            // SAFETY: not null, so `strdup` made it: a text with an end, which nobody else has.
+            let text = unsafe { CStr::from_ptr(message) }
+                .to_string_lossy()
+                .into_owned();
+            // SAFETY: as above, and freed once, since the pointer is not used again.
+            unsafe { terrashard_free_text(message) };
+            text
+        });
+        match status {
+            0 => Ok(()),
+            _ => Err(Error::Exception {
+                call: self.name(),
+                text: text.unwrap_or_default().trim_end().to_owned(),
+            }),
+        }
+    }
+}
+
+/// Room for the tensors that a call gives. They are freed with it if nobody takes them.
+#[derive(Debug)]
+pub(crate) struct Outputs<const N: usize> {
+    call: Call,
+    tensors: [Option<Tensor>; N],
+}
+
+impl<const N: usize> Outputs<N> {
+    pub(crate) fn new(call: Call) -> Self {
+        Self {
+            call,
+            tensors: [const { None }; N],
+        }
+    }
+
+    /// Tensor number `index`, which the call cannot have left out.
+    pub(crate) fn tensor(&mut self, index: usize) -> Result<Tensor> {
+        let tensor = self.tensors.get_mut(index).and_then(Option::take);
+        tensor.ok_or(Error::NoTensor {
+            call: self.call.name(),
+            index,
+        })
+    }
+
+    pub(crate) fn take(self) -> [Option<Tensor>; N] {
+        self.tensors
+    }
+
+    /// Calls C++ and takes over what it gives.
+    fn fill(&mut self, call: impl FnOnce(Message, Out) -> c_int) -> Result<()> {
+        let mut handles = [ptr::null_mut::<Handle>(); N];
+        let result = self.call.run(|message| call(message, handles.as_mut_ptr()));
+        self.tensors = handles.map(|handle| {
+            (!handle.is_null()).then(|| {
+                // SAFETY: not null, so `shim.cc` made it with `new at::Tensor` and keeps no pointer to it.
+                unsafe { Tensor::from_ptr(handle.cast()) }
+            })
+        });
+        result
+    }
+}
+
+/// Where a tensor lies; good as long as it is borrowed.
+fn handle(tensor: &Tensor) -> In {
+    tensor.as_ptr().cast()
+}
+
+pub(crate) fn conv2d_backward(
+    gradient: &Tensor,
+    x: &Tensor,
+    weight: &Tensor,
+    [stride, padding, groups]: [i64; 3],
+    wanted: [bool; 3],
+    out: &mut Outputs<3>,
+) -> Result<()> {
+    let [gradient, x, weight] = [gradient, x, weight].map(handle);
+    out.fill(|message, out| {
+        // SAFETY: the tensors are borrowed until the call returns; `wanted` and `out` have the three places it uses.
+        unsafe {
+            terrashard_conv2d_backward(
+                message,
+                gradient,
+                x,
+                weight,
+                stride,
+                padding,
+                groups,
+                wanted.as_ptr(),
+                out,
+            )
+        }
+    })
+}
+
+pub(crate) fn layer_norm_backward(
+    gradient: &Tensor,
+    x: &Tensor,
+    [mean, inverse]: [&Tensor; 2],
+    weight: &Tensor,
+    wanted: [bool; 3],
+    out: &mut Outputs<3>,
+) -> Result<()> {
+    let [gradient, x, mean, inverse, weight] = [gradient, x, mean, inverse, weight].map(handle);
+    out.fill(|message, out| {
+        // SAFETY: the tensors are borrowed until the call returns; `wanted` and `out` have the three places it uses.
+        unsafe {
+            terrashard_layer_norm_backward(
+                message,
+                gradient,
+                x,
+                mean,
+                inverse,
+                weight,
+                wanted.as_ptr(),
+                out,
+            )
+        }
+    })
+}
+
+pub(crate) fn attention(inputs: [&Tensor; 3], scale: f64, out: &mut Outputs<4>) -> Result<()> {
+    let [q, k, v] = inputs.map(handle);
+    // SAFETY: the tensors are borrowed until the call returns; `out` has the four places it uses.
+    out.fill(|message, out| unsafe { terrashard_attention(message, q, k, v, scale, out) })
+}
+
+pub(crate) fn attention_backward(
+    gradient: &Tensor,
+    inputs: [&Tensor; 3],
+    [output, sums]: [&Tensor; 2],
+    generator: [Option<&Tensor>; 2],
+    scale: f64,
+    out: &mut Outputs<3>,
+) -> Result<()> {
+    let gradient = handle(gradient);
+    let [q, k, v] = inputs.map(handle);
+    let [seed, offset] = generator.map(|tensor| tensor.map_or(ptr::null(), handle));
+    let saved = [handle(output), handle(sums), seed, offset];
+    out.fill(|message, out| {
+        // SAFETY: the tensors are borrowed until the call returns; of the four in `saved` the first two are not null, and
+        // the others may be; `out` has the three places it uses.
+        unsafe {
+            terrashard_attention_backward(message, gradient, q, k, v, saved.as_ptr(), scale, out)
+        }
+    })
+}
+
+pub(crate) fn adamw(
+    settings: &AdamW,
+    step: u64,
+    parameter: &mut Tensor,
+    gradient: &Tensor,
+    moments: [&mut Tensor; 2],
+) -> Result<()> {
+    let [momentum, variance] = moments.map(|tensor| tensor.as_mut_ptr().cast());
+    let parameter = parameter.as_mut_ptr().cast();
+    let gradient = handle(gradient);
+    let [beta1, beta2] = settings.betas;
+    Call::AdamW.run(|message| {
+        // SAFETY: the tensors are borrowed until the call returns, those that it changes mutably.
+        unsafe {
+            terrashard_adamw(
+                message,
+                parameter,
+                gradient,
+                momentum,
+                variance,
+                step as i64,
+                settings.lr,
+                beta1,
+                beta2,
+                settings.epsilon,
+                settings.weight_decay,
+            )
+        }
+    })
+}
+
+pub(crate) fn version() -> String {
+    // SAFETY: takes nothing and returns a literal.
+    let text = unsafe { CStr::from_ptr(terrashard_torch_version()) };
+    text.to_string_lossy().into_owned()
+}
+
+pub(crate) fn is_deterministic() -> bool {
+    // SAFETY: takes nothing and reads a flag.
+    unsafe { terrashard_is_deterministic() == 1 }
+}
+
+pub(crate) fn set_deterministic(on: bool) -> Result<()> {
+    Call::Deterministic.run(|message| {
+        // SAFETY: takes nothing but the flag.
+        unsafe { terrashard_set_deterministic(message, c_int::from(on)) }
+    })
+}
+
+pub(crate) fn memory(device: usize) -> Result<[i64; 4]> {
+    let mut bytes = [0; 4];
+    Call::Memory.run(|message| {
+        // SAFETY: `bytes` has the four places it uses.
+        unsafe { terrashard_memory(message, device as i64, bytes.as_mut_ptr()) }
+    })?;
+    Ok(bytes)
+}
+
+pub(crate) fn reset_peak(device: usize) -> Result<()> {
+    // SAFETY: takes nothing but the device's index, which LibTorch checks.
+    Call::Memory.run(|message| unsafe { terrashard_reset_peak(message, device as i64) })
+}

@@ -1,0 +1,170 @@
+//! LibTorch on the CPU against values computed by hand, and its exceptions as errors.
+
+use terrashard_torch::tch::{Device, Kind, Tensor};
+use terrashard_torch::{
+    AdamW, Attention, Error, Memory, conv2d_backward, is_deterministic, layer_norm_backward,
+    set_deterministic, version,
+};
+
+fn tensor(values: &[f64], shape: &[i64]) -> Tensor {
+    Tensor::from_slice(values).reshape(shape)
+}
+
+fn values(tensor: &Tensor) -> Vec<f64> {
+    let flat = tensor.to_kind(Kind::Double).contiguous().reshape([-1]);
+    Vec::try_from(&flat).expect("flat and f64")
+}
+
+fn check(got: &Tensor, expected: &[f64]) {
+    let got = values(got);
+    assert_eq!(got.len(), expected.len());
+    for (got, expected) in got.iter().zip(expected) {
+        assert!((got - expected).abs() < 1e-7, "{got} not {expected}");
+    }
+}
+
+#[test]
+fn convolution() {
+    let x = tensor(&[1., 2., 3., 4., 5., 6., 7., 8., 9.], &[1, 1, 3, 3]);
+    let weight = tensor(&[1., 2., 3., 4.], &[1, 1, 2, 2]);
+    let gradient = tensor(&[1.; 4], &[1, 1, 2, 2]);
+    let [gx, gw, gb] =
+        conv2d_backward(&gradient, &x, &weight, [1, 0, 1], [true; 3]).expect("shapes fit");
+    check(&gx.expect("wanted"), &[1., 3., 2., 4., 10., 6., 3., 7., 4.]);
+    check(&gw.expect("wanted"), &[12., 16., 24., 28.]);
+    check(&gb.expect("wanted"), &[4.]);
+
+    let [gx, gw, gb] = conv2d_backward(&gradient, &x, &weight, [1, 0, 1], [false, true, false])
+        .expect("shapes fit");
+    assert!(gx.is_none() && gb.is_none(), "nobody wants them");
+    check(&gw.expect("wanted"), &[12., 16., 24., 28.]);
+}
+
+#[test]
+fn layer_normalisation() {
+    let x = tensor(&[1., 2., 3.], &[1, 3]);
+    let weight = tensor(&[1.; 3], &[3]);
+    let gradient = tensor(&[1., 0., 0.], &[1, 3]);
+    let r = 1.5f64.sqrt();
+    let (mean, inverse) = (tensor(&[2.], &[1, 1]), tensor(&[r], &[1, 1]));
+    let [gx, gw, gb] =
+        layer_norm_backward(&gradient, &x, [&mean, &inverse], &weight, [true; 3]).expect("fits");
+    check(&gx.expect("wanted"), &[r / 6., -r / 3., r / 6.]);
+    check(&gw.expect("wanted"), &[-r, 0., 0.]);
+    check(&gb.expect("wanted"), &[1., 0., 0.]);
+}
+
+#[test]
+fn attention() {
+    // A query that is nought attends to both keys alike.
+    let q = tensor(&[0., 0.], &[1, 1, 1, 2]);
+    let k = tensor(&[0., 0., 1., 0.], &[1, 1, 2, 2]);
+    let v = tensor(&[1., 0., 3., 0.], &[1, 1, 2, 2]);
+    let attention = Attention::forward(&q, &k, &v, 1.0).expect("shapes fit");
+    check(attention.output(), &[2., 0.]);
+    let gradient = tensor(&[1., 0.], &[1, 1, 1, 2]);
+    let [gq, gk, gv] = attention
+        .backward(&gradient, &q, &k, &v)
+        .expect("shapes fit");
+    check(&gq, &[0.5, 0.]);
+    check(&gk, &[0.; 4]);
+    check(&gv, &[0.5, 0., 0.5, 0.]);
+}
+
+#[test]
+fn two_steps_of_adamw() {
+    let settings = AdamW {
+        lr: 0.1,
+        betas: [0.9, 0.999],
+        epsilon: 1e-12,
+        weight_decay: 0.1,
+    };
+    let mut parameter = tensor(&[1.], &[1]);
+    let (mut momentum, mut variance) = (tensor(&[0.], &[1]), tensor(&[0.], &[1]));
+    for (step, gradient, expected) in [(1, 0.5, 0.89), (2, -0.5, 0.886_363_157_9)] {
+        let gradient = tensor(&[gradient], &[1]);
+        settings
+            .step(
+                step,
+                &mut parameter,
+                &gradient,
+                [&mut momentum, &mut variance],
+            )
+            .expect("all alike");
+        check(&parameter, &[expected]);
+    }
+    check(&momentum, &[-0.005]);
+    check(&variance, &[0.000_499_75]);
+}
+
+#[test]
+fn what_is_thrown_is_an_error_with_its_text() {
+    let of = |shape: &[i64]| Tensor::ones(shape, (Kind::Float, Device::Cpu));
+    let error = conv2d_backward(
+        &of(&[1, 1, 3, 3]),
+        &of(&[1, 2, 3, 3]),
+        &of(&[1, 1, 3, 3]),
+        [1, 1, 1],
+        [true; 3],
+    )
+    .expect_err("two channels into one");
+    let message = error.to_string();
+    assert!(
+        message.starts_with("libtorch cannot do convolution's backward: "),
+        "{message}"
+    );
+    let Error::Exception { text, .. } = error else {
+        panic!("not an exception: {message}");
+    };
+    assert!(text.contains("channels"), "{text}");
+    assert!(!text.contains("Exception raised from"), "{text}");
+
+    let (q, k) = (of(&[1, 1, 4, 8]), of(&[1, 1, 4, 4]));
+    assert!(Attention::forward(&q, &k, &k, 1.0).is_err());
+    let kept = Attention::forward(&q, &q, &q, 1.0).expect("shapes fit");
+    assert!(kept.backward(&of(&[1, 1, 4, 9]), &q, &k, &k).is_err());
+}
+
+#[test]
+fn nothing_is_recorded() {
+    let x = Tensor::ones([1, 1, 4, 4], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+    let weight = Tensor::ones([1, 1, 3, 3], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+    let results = conv2d_backward(&x, &x, &weight, [1, 1, 1], [true; 3]).expect("shapes fit");
+    assert!(
+        results
+            .iter()
+            .flatten()
+            .all(|result| !result.requires_grad())
+    );
+}
+
+#[test]
+fn determinism_is_switched() {
+    assert!(!is_deterministic());
+    set_deterministic(true).expect("a flag");
+    assert!(is_deterministic());
+    set_deterministic(false).expect("a flag");
+    assert!(!is_deterministic());
+}
+
+#[test]
+fn memory_is_counted_where_there_is_a_gpu() {
+    match Memory::of(0) {
+        Ok(memory) => {
+            assert!(memory.allocated <= memory.allocated_peak);
+            assert!(memory.allocated <= memory.reserved && memory.reserved <= memory.reserved_peak);
+            Memory::reset_peak(0).expect("there is one");
+        }
+        Err(error) => assert!(
+            error
+                .to_string()
+                .starts_with("libtorch cannot do the count of the device's memory: "),
+            "{error}"
+        ),
+    }
+}
+
+#[test]
+fn the_version_is_the_pinned_one() {
+    assert!(version().starts_with("2.11."), "{}", version());
+}
