@@ -9,9 +9,11 @@ use burn::backend::autodiff::{Autodiff, NodeId};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, Flex, backend_extension};
 use burn::tensor::{DispatchTensor, Tensor};
+#[cfg(feature = "tch")]
+use terrashard_torch::LibTorch;
 
 /// Runs an [`Operation`] on whatever backend the tensors live on: one method for each number of inputs.
-#[backend_extension(Flex, Autodiff)]
+#[backend_extension(Flex, LibTorch: cfg(feature = "tch"), Autodiff)]
 pub(crate) trait Operate: Backend {
     /// The operation's result for one input.
     fn unary(a: FloatTensor<Self>, operation: Operation) -> FloatTensor<Self>;
@@ -53,51 +55,60 @@ pub(crate) trait Operate: Backend {
     ) -> FloatTensor<Self>;
 }
 
-impl Operate for Flex {
-    fn unary(a: FloatTensor<Self>, operation: Operation) -> FloatTensor<Self> {
-        operation.forward::<Self>(vec![a])
-    }
+/// The operations of a plain backend are its [`Kernels`].
+macro_rules! operate_by_kernels {
+    ($backend:ty) => {
+        impl Operate for $backend {
+            fn unary(a: FloatTensor<Self>, operation: Operation) -> FloatTensor<Self> {
+                operation.forward::<Self>(vec![a])
+            }
 
-    fn binary(
-        a: FloatTensor<Self>,
-        b: FloatTensor<Self>,
-        operation: Operation,
-    ) -> FloatTensor<Self> {
-        operation.forward::<Self>(vec![a, b])
-    }
+            fn binary(
+                a: FloatTensor<Self>,
+                b: FloatTensor<Self>,
+                operation: Operation,
+            ) -> FloatTensor<Self> {
+                operation.forward::<Self>(vec![a, b])
+            }
 
-    fn ternary(
-        a: FloatTensor<Self>,
-        b: FloatTensor<Self>,
-        c: FloatTensor<Self>,
-        operation: Operation,
-    ) -> FloatTensor<Self> {
-        operation.forward::<Self>(vec![a, b, c])
-    }
+            fn ternary(
+                a: FloatTensor<Self>,
+                b: FloatTensor<Self>,
+                c: FloatTensor<Self>,
+                operation: Operation,
+            ) -> FloatTensor<Self> {
+                operation.forward::<Self>(vec![a, b, c])
+            }
 
-    fn quinary(
-        a: FloatTensor<Self>,
-        b: FloatTensor<Self>,
-        c: FloatTensor<Self>,
-        d: FloatTensor<Self>,
-        e: FloatTensor<Self>,
-        operation: Operation,
-    ) -> FloatTensor<Self> {
-        operation.forward::<Self>(vec![a, b, c, d, e])
-    }
+            fn quinary(
+                a: FloatTensor<Self>,
+                b: FloatTensor<Self>,
+                c: FloatTensor<Self>,
+                d: FloatTensor<Self>,
+                e: FloatTensor<Self>,
+                operation: Operation,
+            ) -> FloatTensor<Self> {
+                operation.forward::<Self>(vec![a, b, c, d, e])
+            }
 
-    fn senary(
-        a: FloatTensor<Self>,
-        b: FloatTensor<Self>,
-        c: FloatTensor<Self>,
-        d: FloatTensor<Self>,
-        e: FloatTensor<Self>,
-        f: FloatTensor<Self>,
-        operation: Operation,
-    ) -> FloatTensor<Self> {
-        operation.forward::<Self>(vec![a, b, c, d, e, f])
-    }
+            fn senary(
+                a: FloatTensor<Self>,
+                b: FloatTensor<Self>,
+                c: FloatTensor<Self>,
+                d: FloatTensor<Self>,
+                e: FloatTensor<Self>,
+                f: FloatTensor<Self>,
+                operation: Operation,
+            ) -> FloatTensor<Self> {
+                operation.forward::<Self>(vec![a, b, c, d, e, f])
+            }
+        }
+    };
 }
+
+operate_by_kernels!(Flex);
+#[cfg(feature = "tch")]
+operate_by_kernels!(LibTorch);
 
 impl<B: Kernels, C: CheckpointStrategy> Operate for Autodiff<B, C> {
     fn unary(a: FloatTensor<Self>, operation: Operation) -> FloatTensor<Self> {

@@ -33,11 +33,17 @@ mod dropout;
 mod flex;
 mod focal;
 mod fuse;
+#[cfg_attr(
+    feature = "tch",
+    expect(deprecated, reason = "the macro names burn's LibTorch backend itself")
+)]
 mod graph;
 mod kernels;
 mod l1;
 mod labels;
 mod layer_norm;
+#[cfg(feature = "tch")]
+mod libtorch;
 mod linear;
 mod modules;
 mod operation;

@@ -1,0 +1,234 @@
+//! Kernels for burn's LibTorch backend: LibTorch's own where it has them, with the gradients that its Rust bindings leave out.
+//!
+//! What LibTorch cannot do is a panic here, as it is in all that burn does on this backend: an operation of burn returns no
+//! error.
+
+use crate::Activation;
+use crate::convolution::ConvShape;
+use crate::kernels::{Gradients, Kernels, portable};
+use burn::backend::TensorMetadata;
+use burn::tensor::{DType, FloatDType, Tensor};
+use std::fmt::Display;
+use terrashard_torch::{Attention, LibTorch, Primitive as Torch, inner, outer, tch};
+
+fn computed<T>(result: Result<T, impl Display>) -> T {
+    result.unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Gradients as burn's tensors; of LibTorch's three, those of inputs that do not exist are left out.
+fn gradients(
+    results: impl IntoIterator<Item = Option<tch::Tensor>>,
+    inputs: usize,
+) -> Gradients<LibTorch> {
+    let results = results.into_iter().take(inputs);
+    results.map(|result| result.map(outer)).collect()
+}
+
+/// Which of x, weight and bias are wanted.
+fn wanted_of_three(wanted: &[bool]) -> [bool; 3] {
+    std::array::from_fn(|i| wanted.get(i).is_some_and(|wanted| *wanted))
+}
+
+fn conv_numbers(shape: ConvShape) -> [usize; 3] {
+    [shape.stride, shape.padding, shape.groups]
+}
+
+/// `[N, rows, parts dim]` as `parts` of `[N, heads, rows, dim / heads]`, without a copy.
+fn split(x: &tch::Tensor, parts: i64, heads: i64) -> Vec<tch::Tensor> {
+    let size = x.size();
+    let (n, rows, width) = (size[0], size[1], size[2]);
+    let x = x.reshape([n, rows, parts, heads, width / parts / heads]);
+    (0..parts)
+        .map(|part| x.select(2, part).transpose(1, 2))
+        .collect()
+}
+
+/// The opposite of [`split`].
+fn join(parts: &[tch::Tensor]) -> Torch {
+    let size = parts[0].size();
+    let (n, heads, rows, width) = (size[0], size[1], size[2], size[3]);
+    let parts: Vec<_> = parts.iter().map(|part| part.transpose(1, 2)).collect();
+    let count = parts.len() as i64;
+    let joined = match &parts[..] {
+        [part] => part.reshape([n, rows, heads * width]),
+        parts => tch::Tensor::stack(parts, 2).reshape([n, rows, count * heads * width]),
+    };
+    outer(joined)
+}
+
+/// Every `every`-th row and column, without a copy.
+fn sampled(map: &tch::Tensor, every: usize) -> tch::Tensor {
+    let every = every as i64;
+    map.slice(2, None, None, every).slice(3, None, None, every)
+}
+
+/// The factor of the scores.
+fn scale(q: &tch::Tensor) -> f64 {
+    1.0 / (q.size()[3] as f64).sqrt()
+}
+
+/// Whether there is a kernel that never builds the matrix of scores.
+fn streams(q: &Torch) -> bool {
+    inner(q).device() == tch::Device::Cpu || q.dtype() != DType::F64
+}
+
+impl Kernels for LibTorch {
+    fn lift<const D: usize>(tensor: Torch) -> Tensor<D> {
+        Tensor::from_primitive::<Self>(tensor)
+    }
+
+    fn lower<const D: usize>(tensor: Tensor<D>) -> Torch {
+        tensor
+            .try_into_primitive::<Self>()
+            .expect("the operation's inputs lived on this backend")
+    }
+
+    fn compute_type(dtype: DType) -> Option<FloatDType> {
+        matches!(dtype, DType::F16 | DType::BF16).then_some(FloatDType::F32)
+    }
+
+    fn linear_forward(x: Torch, weight: Torch, bias: Torch) -> Torch {
+        outer(computed(
+            inner(&x).f_linear(inner(&weight), Some(inner(&bias))),
+        ))
+    }
+
+    fn conv2d_forward(x: Torch, weight: Torch, bias: Option<Torch>, shape: ConvShape) -> Torch {
+        let [stride, padding, groups] = conv_numbers(shape).map(|number| number as i64);
+        outer(computed(inner(&x).f_conv2d(
+            inner(&weight),
+            bias.as_ref().map(inner),
+            [stride; 2],
+            [padding; 2],
+            [1; 2],
+            groups,
+        )))
+    }
+
+    fn conv2d_backward(
+        gradient: Torch,
+        x: Torch,
+        weight: Torch,
+        shape: ConvShape,
+        wanted: &[bool],
+    ) -> Gradients<Self> {
+        let results = computed(terrashard_torch::conv2d_backward(
+            inner(&gradient),
+            inner(&x),
+            inner(&weight),
+            conv_numbers(shape),
+            wanted_of_three(wanted),
+        ));
+        gradients(results, wanted.len())
+    }
+
+    fn layer_norm_forward(x: Torch, weight: Torch, bias: Torch, epsilon: f64) -> Torch {
+        let (y, ..) = computed(inner(&x).f_native_layer_norm(
+            inner(&weight).size(),
+            Some(inner(&weight)),
+            Some(inner(&bias)),
+            epsilon,
+        ));
+        outer(y)
+    }
+
+    fn layer_norm_backward(
+        gradient: Torch,
+        x: Torch,
+        weight: Torch,
+        epsilon: f64,
+    ) -> Gradients<Self> {
+        let none = None::<&tch::Tensor>;
+        let (_, mean, inverse) =
+            computed(inner(&x).f_native_layer_norm(inner(&weight).size(), none, none, epsilon));
+        let results = computed(terrashard_torch::layer_norm_backward(
+            inner(&gradient),
+            inner(&x),
+            [&mean, &inverse],
+            inner(&weight),
+            [true; 3],
+        ));
+        gradients(results, 3)
+    }
+
+    fn activate_forward(x: Torch, kind: Activation) -> Torch {
+        outer(computed(match kind {
+            Activation::Gelu => inner(&x).f_gelu("none"),
+            Activation::Silu => inner(&x).f_silu(),
+            Activation::Relu => inner(&x).f_relu(),
+        }))
+    }
+
+    fn activate_backward(gradient: Torch, x: Torch, kind: Activation) -> Torch {
+        outer(computed(match kind {
+            Activation::Gelu => inner(&x).f_gelu_backward(inner(&gradient), "none"),
+            Activation::Silu => inner(&x).f_silu_backward(inner(&gradient)),
+            Activation::Relu => inner(&x).f_threshold_backward(inner(&gradient), 0),
+        }))
+    }
+
+    fn resize_forward(x: Torch, size: [usize; 2]) -> Torch {
+        let size = size.map(|extent| extent as i64);
+        outer(computed(
+            inner(&x).f_upsample_bilinear2d(size, false, None, None),
+        ))
+    }
+
+    fn resize_backward(gradient: Torch, [h, w]: [usize; 2]) -> Torch {
+        let size = inner(&gradient).size();
+        let from = [size[0], size[1], h as i64, w as i64];
+        outer(computed(tch::Tensor::f_upsample_bilinear2d_backward(
+            inner(&gradient),
+            &size[2..],
+            from,
+            false,
+            None,
+            None,
+        )))
+    }
+
+    fn attention_forward(q: Torch, kv: Torch, heads: usize) -> Torch {
+        if !streams(&q) {
+            return portable::attention_forward::<Self>(q, kv, heads);
+        }
+        let q = split(inner(&q), 1, heads as i64).remove(0);
+        let kv = split(inner(&kv), 2, heads as i64);
+        let attention = computed(Attention::forward(&q, &kv[0], &kv[1], scale(&q)));
+        join(&[attention.into_output()])
+    }
+
+    fn attention_backward(gradient: Torch, q: Torch, kv: Torch, heads: usize) -> Gradients<Self> {
+        if !streams(&q) {
+            return portable::attention_backward::<Self>(gradient, q, kv, heads);
+        }
+        let heads = heads as i64;
+        let gradient = split(inner(&gradient), 1, heads).remove(0);
+        let q = split(inner(&q), 1, heads).remove(0);
+        let kv = split(inner(&kv), 2, heads);
+        // Result and sums are made again, as everything is that backward needs beside the inputs.
+        let attention = computed(Attention::forward(&q, &kv[0], &kv[1], scale(&q)));
+        let [gq, gk, gv] = computed(attention.backward(&gradient, &q, &kv[0], &kv[1]));
+        vec![Some(join(&[gq])), Some(join(&[gk, gv]))]
+    }
+
+    fn affinity_backward(
+        gradient: Torch,
+        a: Torch,
+        b: Torch,
+        every: usize,
+        divisor: f64,
+    ) -> Gradients<Self> {
+        // burn's assignment to a slice with steps does not take every layout: assigned here, computed without steps.
+        let parts = [&a, &b].map(|map| outer(sampled(inner(map), every).copy()));
+        let [part_a, part_b] = parts;
+        let results = portable::affinity_backward::<Self>(gradient, part_a, part_b, 1, divisor);
+        let spread = |(result, map): (Option<Torch>, Torch)| {
+            result.map(|result| {
+                let whole = inner(&map).zeros_like();
+                sampled(&whole, every).copy_(inner(&result));
+                outer(whole)
+            })
+        };
+        results.into_iter().zip([a, b]).map(spread).collect()
+    }
+}
