@@ -34,6 +34,8 @@ use burn::backend::{
     backend_extension,
 };
 use burn::tensor::{FloatDType, Tensor};
+#[cfg(feature = "tch")]
+use terrashard_torch::LibTorch;
 
 use crate::gather::Lease;
 
@@ -67,7 +69,7 @@ pub(crate) struct Slot {
 }
 
 /// The backend's side of the anchor operation.
-#[backend_extension(Flex, Autodiff)]
+#[backend_extension(Flex, LibTorch: cfg(feature = "tch"), Autodiff)]
 pub(crate) trait AnchorOps: Backend {
     /// The parameter's value, tracked as a child of `anchor` and `token` on an autodiff backend.
     fn enter_parameter(
@@ -109,19 +111,28 @@ where
     lower::<B>(slot.port.value(slot.index, &slot.lease))
 }
 
-impl AnchorOps for Flex {
-    fn enter_parameter(
-        _anchor: FloatTensor<Self>,
-        _token: FloatTensor<Self>,
-        slot: Slot,
-    ) -> FloatTensor<Self> {
-        fetch::<Self>(&slot)
-    }
+/// A plain backend has no graph to enter.
+macro_rules! enter_plainly {
+    ($backend:ty) => {
+        impl AnchorOps for $backend {
+            fn enter_parameter(
+                _anchor: FloatTensor<Self>,
+                _token: FloatTensor<Self>,
+                slot: Slot,
+            ) -> FloatTensor<Self> {
+                fetch::<Self>(&slot)
+            }
 
-    fn mark_depth(activation: FloatTensor<Self>) -> FloatTensor<Self> {
-        one::<Self>(&activation)
-    }
+            fn mark_depth(activation: FloatTensor<Self>) -> FloatTensor<Self> {
+                one::<Self>(&activation)
+            }
+        }
+    };
 }
+
+enter_plainly!(Flex);
+#[cfg(feature = "tch")]
+enter_plainly!(LibTorch);
 
 fn one<B: Backend>(beside: &FloatTensor<B>) -> FloatTensor<B> {
     B::float_zeros([1].into(), &beside.device(), FloatDType::F32)

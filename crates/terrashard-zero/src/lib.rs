@@ -15,6 +15,10 @@
 //! shard table and the order of blocks alone; a rank holds what [`terrashard_layout::Stage`] says and no more between
 //! steps.
 
+#[cfg_attr(
+    feature = "tch",
+    expect(deprecated, reason = "the macro names burn's LibTorch backend itself")
+)]
 mod anchor;
 mod block;
 mod config;
@@ -30,6 +34,10 @@ mod policy;
 mod reading;
 mod reducer;
 mod rule;
+#[cfg_attr(
+    feature = "tch",
+    expect(deprecated, reason = "the macro names burn's LibTorch backend itself")
+)]
 mod segment;
 mod setup;
 mod sharded_parameters;

@@ -18,6 +18,8 @@ use burn::backend::{
     backend_extension,
 };
 use burn::tensor::{Tensor, TensorData};
+#[cfg(feature = "tch")]
+use terrashard_torch::LibTorch;
 
 use crate::anchor::{lift, lower};
 
@@ -58,7 +60,7 @@ pub(crate) struct Block {
 }
 
 /// The backend's side of a recomputed block.
-#[backend_extension(Flex, Autodiff)]
+#[backend_extension(Flex, LibTorch: cfg(feature = "tch"), Autodiff)]
 pub(crate) trait SegmentOps: Backend {
     /// The block's output. Inputs beyond the block's own are the token again.
     fn segment(
@@ -86,22 +88,31 @@ where
     lower::<B>(block.run.first(inputs.collect()))
 }
 
-impl SegmentOps for Flex {
-    fn segment(
-        a: FloatTensor<Self>,
-        b: FloatTensor<Self>,
-        c: FloatTensor<Self>,
-        d: FloatTensor<Self>,
-        _token: FloatTensor<Self>,
-        block: Block,
-    ) -> FloatTensor<Self> {
-        run::<Self>(&block, [a, b, c, d])
-    }
+/// On a plain backend a block just runs.
+macro_rules! run_plainly {
+    ($backend:ty) => {
+        impl SegmentOps for $backend {
+            fn segment(
+                a: FloatTensor<Self>,
+                b: FloatTensor<Self>,
+                c: FloatTensor<Self>,
+                d: FloatTensor<Self>,
+                _token: FloatTensor<Self>,
+                block: Block,
+            ) -> FloatTensor<Self> {
+                run::<Self>(&block, [a, b, c, d])
+            }
 
-    fn pull(output: FloatTensor<Self>, _pull: Pull) -> FloatTensor<Self> {
-        output
-    }
+            fn pull(output: FloatTensor<Self>, _pull: Pull) -> FloatTensor<Self> {
+                output
+            }
+        }
+    };
 }
+
+run_plainly!(Flex);
+#[cfg(feature = "tch")]
+run_plainly!(LibTorch);
 
 /// Inputs that wait for backward.
 #[derive(Clone, Debug)]
