@@ -2,6 +2,7 @@
 //!
 //! The library part is what `cargo xtask parity` and the tests share.
 
+pub mod backend;
 pub mod chain;
 pub mod fixture;
 pub mod hash;
@@ -12,6 +13,7 @@ pub mod training;
 
 use terrashard_layout::{ElementType, Stage};
 
+use backend::Backend;
 use fixture::{Fixture, Result};
 use judge::{Bounds, Verdict, judge};
 use training::{Role, Run, observe};
@@ -20,11 +22,22 @@ use training::{Role, Run, observe};
 ///
 /// # Errors
 /// Those of [`observe`] and [`judge()`].
-pub fn compare(fixture: &Fixture, stage: Stage, dtype: ElementType) -> Result<Vec<Verdict>> {
+pub fn compare(
+    fixture: &Fixture,
+    backend: Backend,
+    stage: Stage,
+    dtype: ElementType,
+) -> Result<Vec<Verdict>> {
     let mut observed = fixture::Tensors::new();
     for role in [Role::One, Role::Ranks] {
         if fixture.parity.prefix.contains_key(role.key()) {
-            observed.extend(observe(fixture, Run { role, stage, dtype })?);
+            let run = Run {
+                backend,
+                role,
+                stage,
+                dtype,
+            };
+            observed.extend(observe(fixture, run)?);
         }
     }
     let inputs = [

@@ -14,6 +14,7 @@ use terrashard_zero::{
     ZeroConfig, ZeroOptimizer,
 };
 
+use crate::backend::Backend;
 use crate::fixture::{Error, Fixture, Parity, Result, Tensors, Values};
 use crate::hash;
 use crate::maps::observe_maps;
@@ -65,6 +66,8 @@ impl Role {
 /// How a run is made.
 #[derive(Clone, Copy, Debug)]
 pub struct Run {
+    /// What computes.
+    pub backend: Backend,
     /// Which of the set's runs.
     pub role: Role,
     /// What is sharded.
@@ -154,7 +157,7 @@ fn one_rank(
         Role::One => parity.prefix.get("moments").unwrap_or(&prefix),
         Role::Ranks => &prefix,
     };
-    let device = Device::flex();
+    let device = run.backend.device();
     let model = fixture.model().init(&device)?;
     let initial = |name: &str, shape: &[usize]| match fixture.initial(name) {
         Some(values) => values.values.iter().map(|value| *value as f32).collect(),

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use terrashard_layout::{ElementType, Stage};
+use terrashard_tests::backend::Backend;
 use terrashard_tests::fixture::{Error, Fixture};
 use terrashard_tests::judge::{Bounds, judge};
 use terrashard_tests::{compare, fixture::Tensors};
@@ -17,10 +18,14 @@ fn open(set: &str) -> Fixture {
 }
 
 fn check(set: &str, at_least: usize) {
+    check_on(Backend::Flex, set, at_least);
+}
+
+fn check_on(backend: Backend, set: &str, at_least: usize) {
     let fixture = open(set);
     for dtype in [ElementType::F32, ElementType::F64] {
         for stage in STAGES {
-            let verdicts = compare(&fixture, stage, dtype).expect("training runs");
+            let verdicts = compare(&fixture, backend, stage, dtype).expect("training runs");
             assert!(
                 verdicts.len() >= at_least,
                 "{set}: only {} compared",
@@ -29,7 +34,7 @@ fn check(set: &str, at_least: usize) {
             let failed: Vec<_> = verdicts.iter().filter(|verdict| !verdict.ok).collect();
             assert!(
                 failed.is_empty(),
-                "{set}, stage {stage}, {dtype:?}: {failed:#?}"
+                "{set}, {backend:?}, stage {stage}, {dtype:?}: {failed:#?}"
             );
         }
     }
@@ -48,6 +53,14 @@ fn both_branches_without_batch_norm() {
 #[test]
 fn accumulation_clipping_and_parameter_groups() {
     check("clip", 380);
+}
+
+#[cfg(feature = "tch")]
+#[test]
+fn every_set_on_libtorch() {
+    for (set, at_least) in [("dual", 800), ("dual_nobn", 250), ("clip", 380)] {
+        check_on(Backend::Tch, set, at_least);
+    }
 }
 
 #[test]

@@ -4,10 +4,11 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use burn::tensor::{DType, Device};
+use burn::tensor::DType;
 use terrashard_collectives::{Communicator, local};
 use terrashard_layout::{ElementType, Stage, micro_batch};
 use terrashard_models::ModelConfig;
+use terrashard_tests::backend::Backend;
 use terrashard_tests::fixture::{Fixture, Tensors};
 use terrashard_tests::hash;
 use terrashard_tests::training::{Batch, Role, Run, forward, insert_states, optimizer_config};
@@ -19,18 +20,25 @@ const SIZE: usize = 64;
 
 /// The parameters and moments after training on `ranks` threads, from rank 0. The head has no batch-norm, so that the
 /// cut into micro-batches does not matter beyond rounding.
-fn train(stage: Stage, dtype: ElementType, ranks: usize, accumulate: usize) -> Tensors {
+fn train(
+    backend: Backend,
+    stage: Stage,
+    dtype: ElementType,
+    ranks: usize,
+    accumulate: usize,
+) -> Tensors {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/dual_nobn");
     let mut fixture = Fixture::open(&dir).expect("the set is shipped");
     fixture.parity.size = SIZE.into();
     let run = Run {
+        backend,
         role: Role::Ranks,
         stage,
         dtype,
     };
     let results = local::run(ranks, |communicator| -> Result<Tensors, Error> {
         let rank = communicator.rank();
-        let device = Device::flex();
+        let device = backend.device();
         let model = ModelConfig {
             superres: false,
             ..fixture.model()
@@ -119,14 +127,16 @@ fn compare(got: &Tensors, expected: &Tensors, bound: f64, what: &str) {
     }
 }
 
-fn check(dtype: ElementType, bound: f64) {
-    // Other rank counts, accumulations and all else: the stage grid, on a smaller net.
-    for (ranks, accumulate) in [(2, 1), (3, 1), (4, 1), (2, 3)] {
+/// Ranks and accumulation. Others, and all else: the stage grid, on a smaller net.
+const SHAPES: &[(usize, usize)] = &[(2, 1), (3, 1), (4, 1), (2, 3)];
+
+fn check(backend: Backend, shapes: &[(usize, usize)], dtype: ElementType, bound: f64) {
+    for &(ranks, accumulate) in shapes {
         // The reference: one process over the same micro-batches.
-        let reference = train(Stage::Zero, dtype, 1, ranks * accumulate);
+        let reference = train(backend, Stage::Zero, dtype, 1, ranks * accumulate);
         let mut first: Option<Tensors> = None;
         for stage in [Stage::Zero, Stage::One, Stage::Two, Stage::Three] {
-            let got = train(stage, dtype, ranks, accumulate);
+            let got = train(backend, stage, dtype, ranks, accumulate);
             let what =
                 format!("stage {stage}, {ranks} ranks, accumulation {accumulate}, {dtype:?}");
             compare(&got, &reference, bound, &what);
@@ -140,10 +150,17 @@ fn check(dtype: ElementType, bound: f64) {
 
 #[test]
 fn every_stage_trains_like_one_process_in_float64() {
-    check(ElementType::F64, 1e-10);
+    check(Backend::Flex, SHAPES, ElementType::F64, 1e-10);
 }
 
 #[test]
 fn every_stage_trains_like_one_process_in_float32() {
-    check(ElementType::F32, 1e-5);
+    check(Backend::Flex, SHAPES, ElementType::F32, 1e-5);
+}
+
+#[cfg(feature = "tch")]
+#[test]
+fn every_stage_trains_like_one_process_on_libtorch() {
+    check(Backend::Tch, &[(2, 1)], ElementType::F64, 1e-10);
+    check(Backend::Tch, &[(2, 3)], ElementType::F32, 1e-5);
 }

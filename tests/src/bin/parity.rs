@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum};
 use terrashard_layout::{ElementType, Stage};
-use terrashard_tests::{compare, fixture::Fixture};
+use terrashard_tests::{backend::Backend, compare, fixture::Fixture};
 
 /// Compares with the set that DIR/parity.json describes.
 #[derive(Parser)]
@@ -26,12 +26,6 @@ struct Arguments {
 }
 
 #[derive(Clone, Copy, ValueEnum)]
-enum Backend {
-    /// burn's own CPU backend.
-    Flex,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
 enum Precision {
     F32,
     F64,
@@ -46,7 +40,6 @@ fn stage(text: &str) -> Result<Stage, String> {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let Backend::Flex = arguments.backend;
     match run(&arguments) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
@@ -69,7 +62,7 @@ fn run(arguments: &Arguments) -> terrashard_tests::fixture::Result<bool> {
     };
     let mut all_ok = true;
     for stage in stages {
-        let verdicts = compare(&fixture, stage, dtype)?;
+        let verdicts = compare(&fixture, arguments.backend, stage, dtype)?;
         let mut failed = 0;
         for verdict in &verdicts {
             let mut line = serde_json::json!(verdict);

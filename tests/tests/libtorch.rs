@@ -1,0 +1,246 @@
+//! Every operation on LibTorch gives the values and gradients of burn's own CPU backend.
+
+use std::sync::Arc;
+
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use terrashard_ops::{
+    Activation, Alone, BatchStatistics, ConvShape, Focal, IGNORE, Labels, LevelOrder, SoftBce,
+    activate, affinity, attention, batch_norm, batch_sums, conv2d, dice, focal, fuse_levels, l1,
+    layer_norm, linear, resize_bilinear, soft_bce, upsample_conv2d,
+};
+use terrashard_tests::backend::Backend;
+
+/// Values between -1 and 1 without pattern.
+fn noise<const D: usize>(seed: u64, shape: [usize; D]) -> TensorData {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mut next = || {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        (state >> 11) as f64 / (1u64 << 52) as f64 - 1.0
+    };
+    let values: Vec<f64> = (0..shape.iter().product()).map(|_| next()).collect();
+    TensorData::new(values, shape)
+}
+
+/// Inputs of one operation: the same values on both backends.
+struct Inputs {
+    device: Device,
+    dtype: DType,
+    leaves: Vec<Tensor<1>>,
+}
+
+impl Inputs {
+    /// A tracked tensor; each one has other values.
+    fn tensor<const D: usize>(&mut self, shape: [usize; D]) -> Tensor<D> {
+        let flat = noise(self.leaves.len() as u64 + 1, [shape.iter().product()]);
+        let leaf = Tensor::from_data(flat, (&self.device, self.dtype)).require_grad();
+        self.leaves.push(leaf.clone());
+        leaf.reshape(shape)
+    }
+
+    /// One label in seven is ignored.
+    fn labels(&self, shape: [usize; 3]) -> Labels {
+        let count = shape.iter().product();
+        let label = |index: usize| match index % 7 {
+            3 => IGNORE,
+            rest => (rest > 3) as u8,
+        };
+        Labels::new((0..count).map(label).collect(), shape, &self.device)
+    }
+}
+
+fn host<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
+    tensor.into_data().iter::<f64>().collect()
+}
+
+/// The result and the gradients of all inputs.
+fn run<const D: usize>(
+    backend: Backend,
+    dtype: DType,
+    operation: &impl Fn(&mut Inputs) -> Tensor<D>,
+) -> Vec<Vec<f64>> {
+    let mut inputs = Inputs {
+        device: backend.device().autodiff(),
+        dtype,
+        leaves: Vec::new(),
+    };
+    let y = operation(&mut inputs);
+    let weights = Tensor::from_data(noise(99, y.dims()), (&inputs.device, y.dtype()));
+    let gradients = (y.clone() * weights).sum().backward();
+    let leaves = inputs.leaves.iter().map(|leaf| {
+        let gradient = leaf.grad(&gradients);
+        host(gradient.expect("every input is part of the graph"))
+    });
+    [host(y)].into_iter().chain(leaves).collect()
+}
+
+/// Both backends, in both types.
+#[track_caller]
+fn check<const D: usize>(operation: impl Fn(&mut Inputs) -> Tensor<D>) {
+    for (dtype, bound) in [(DType::F64, 1e-11), (DType::F32, 2e-5)] {
+        let expected = run(Backend::Flex, dtype, &operation);
+        let got = run(Backend::Tch, dtype, &operation);
+        assert_eq!(got.len(), expected.len());
+        for (index, (got, expected)) in got.iter().zip(&expected).enumerate() {
+            assert_eq!(got.len(), expected.len());
+            let pairs = || got.iter().zip(expected);
+            let difference: f64 = pairs().map(|(a, b)| (a - b) * (a - b)).sum();
+            let norm: f64 = expected.iter().map(|value| value * value).sum();
+            let rel = (difference / norm).sqrt();
+            assert!(norm > 0.0, "{dtype:?}, tensor {index} is zero");
+            assert!(rel < bound, "{dtype:?}, tensor {index}: {rel:e}");
+        }
+    }
+}
+
+fn same(stride: usize, padding: usize, groups: usize) -> ConvShape {
+    ConvShape {
+        stride,
+        padding,
+        groups,
+    }
+}
+
+#[test]
+fn linear_layers() {
+    check(|of| linear(of.tensor([2, 9, 5]), of.tensor([7, 5]), of.tensor([7])));
+}
+
+#[test]
+fn convolutions() {
+    for (channels, out, kernel, shape) in [
+        (3, 4, 3, same(1, 1, 1)),
+        (3, 4, 7, same(4, 3, 1)),
+        (4, 6, 3, same(2, 1, 2)),
+        (6, 6, 3, same(1, 1, 6)),
+        (5, 3, 1, same(1, 0, 1)),
+        (4, 4, 2, same(2, 0, 1)),
+    ] {
+        let of_weight = [out, channels / shape.groups, kernel, kernel];
+        check(|of| {
+            let (x, weight) = (of.tensor([2, channels, 10, 12]), of.tensor(of_weight));
+            conv2d(x, weight, Some(of.tensor([out])), shape)
+        });
+        check(|of| {
+            conv2d(
+                of.tensor([1, channels, 8, 9]),
+                of.tensor(of_weight),
+                None,
+                shape,
+            )
+        });
+    }
+}
+
+#[test]
+fn tokens_seen_as_maps() {
+    // Channels last in memory, as a transformer's tokens are.
+    check(|of| {
+        let x: Tensor<4> = of.tensor([2, 6, 5, 8]).permute([0, 3, 1, 2]);
+        conv2d(
+            x,
+            of.tensor([8, 1, 3, 3]),
+            Some(of.tensor([8])),
+            same(1, 1, 8),
+        )
+    });
+}
+
+#[test]
+fn norms() {
+    check(|of| {
+        layer_norm(
+            of.tensor([2, 9, 16]),
+            of.tensor([16]),
+            of.tensor([16]),
+            1e-6,
+        )
+    });
+    check(|of| {
+        let x: Tensor<4> = of.tensor([2, 5, 6, 7]);
+        let statistics = BatchStatistics::from_sums(&batch_sums(x.clone()), 1e-5, Arc::new(Alone));
+        batch_norm(x, of.tensor([5]), of.tensor([5]), statistics)
+    });
+}
+
+#[test]
+fn activations() {
+    for kind in [Activation::Gelu, Activation::Silu, Activation::Relu] {
+        check(|of| activate(of.tensor([2, 3, 40]) * 4.0, kind));
+    }
+}
+
+#[test]
+fn attention_of_many_queries_on_few_keys() {
+    for heads in [1, 2, 5] {
+        check(|of| attention(of.tensor([2, 70, 40]), of.tensor([2, 12, 80]), heads));
+    }
+}
+
+#[test]
+fn resizing() {
+    for size in [[12, 14], [5, 40], [3, 3]] {
+        check(|of| resize_bilinear(of.tensor([2, 3, 6, 7]), size));
+    }
+    for factor in [2, 5] {
+        check(|of| {
+            let (x, weight) = (of.tensor([2, 3, 5, 6]), of.tensor([4, 3, 3, 3]));
+            upsample_conv2d(x, weight, Some(of.tensor([4])), factor)
+        });
+    }
+    check(|of| {
+        let levels = [[8, 8], [4, 4], [2, 2], [1, 1]];
+        let levels = levels.map(|[h, w]| of.tensor([2, 3, h, w]));
+        let weight = of.tensor([5, 12, 1, 1]);
+        fuse_levels(
+            levels,
+            weight,
+            Some(of.tensor([5])),
+            LevelOrder::DeepestFirst,
+        )
+    });
+}
+
+#[test]
+fn losses() {
+    let shape = [2, 1, 12, 13];
+    check(|of| {
+        let settings = Focal {
+            alpha: 0.25,
+            gamma: 2.0,
+            divisor: 30.0,
+        };
+        focal(of.tensor(shape) * 5.0, &of.labels([2, 12, 13]), settings)
+    });
+    check(|of| {
+        let settings = SoftBce {
+            softening: 0.05,
+            divisor: 30.0,
+        };
+        soft_bce(of.tensor(shape) * 5.0, &of.labels([2, 12, 13]), settings)
+    });
+    check(|of| dice(of.tensor(shape), &of.labels([2, 12, 13]), 1.0, 2.0, &Alone));
+    check(|of| {
+        let target = Tensor::from_data(noise(77, shape), (&of.device, of.dtype));
+        l1(of.tensor(shape), target, 17.0)
+    });
+    check(|of| affinity(of.tensor([2, 6, 8, 8]), of.tensor([2, 4, 8, 8]), 2, 9.0));
+}
+
+#[test]
+fn sixteen_bits_are_computed_in_thirty_two() {
+    // The result is that of f32, rounded once: bf16 keeps eight bits.
+    for dtype in [DType::BF16, DType::F16] {
+        let operation = |of: &mut Inputs| {
+            let (x, weight) = (of.tensor([2, 9, 64]), of.tensor([32, 64]));
+            linear(x, weight, of.tensor([32]))
+        };
+        let expected = run(Backend::Flex, dtype, &operation);
+        let got = run(Backend::Tch, dtype, &operation);
+        for (got, expected) in got.iter().flatten().zip(expected.iter().flatten()) {
+            let off = (got - expected).abs() / expected.abs().max(0.1);
+            assert!(off <= 1.0 / 128.0, "{dtype:?}: {got} not {expected}");
+        }
+    }
+}
