@@ -70,21 +70,25 @@ impl ShardedParameters {
             false => beside(input, &tracked),
         };
         let inputs: Vec<_> = inputs.into_iter().map(graph).collect();
+        let trainable = self.0.trainable(module);
+        // Where no gradient passes and none is wanted, there is nothing to run again.
+        let idle = trainable.is_empty() && !inputs.iter().any(Tensor::is_tracked);
         let keep = match recompute {
-            Recompute::Keep => {
-                let anchor = &inputs[count - 1];
-                let (module, lease) =
-                    self.0
-                        .enter(module, anchor, &self.0.token(anchor), Entry::Counted);
-                let output = forward(&module, inputs, Round::First);
-                drop(module);
-                lease.release();
-                return output;
-            }
-            Recompute::Recompute => KeepInputs::Device,
-            Recompute::Offload => KeepInputs::Host,
+            _ if idle => None,
+            Recompute::Keep => None,
+            Recompute::Recompute => Some(KeepInputs::Device),
+            Recompute::Offload => Some(KeepInputs::Host),
         };
-        for row in self.0.trainable(module) {
+        let Some(keep) = keep else {
+            let anchor = &inputs[count - 1];
+            let token = self.0.token(anchor);
+            let (module, lease) = self.0.enter(module, anchor, &token, Entry::Counted);
+            let output = forward(&module, inputs, Round::First);
+            drop(module);
+            lease.release();
+            return output;
+        };
+        for row in trainable {
             self.0.reducer().entered(row);
         }
         let run = BlockRun::<M, F, D, E> {
@@ -153,12 +157,15 @@ where
         let (entered, lease) = core.enter(module, anchor, &token, Entry::Repeated);
         let output = forward(&entered, inputs.clone(), Round::Again);
         drop(entered);
-        let mut gradients = segment::backward_from(output, gradient);
+        // An output outside the graph has used nothing of what could have a gradient.
+        let mut gradients = output
+            .is_tracked()
+            .then(|| segment::backward_from(output, gradient));
         core.reducer().settle(&rows, &expected);
         lease.release();
         let gradient = |(input, &wanted): (&Tensor<D>, &bool)| {
-            let gradient = wanted.then(|| input.grad_remove(&mut gradients)).flatten();
-            gradient.map(Tensor::into_dispatch)
+            let gradients = gradients.as_mut().filter(|_| wanted)?;
+            input.grad_remove(gradients).map(Tensor::into_dispatch)
         };
         inputs.iter().zip(wanted).map(gradient).collect()
     }

@@ -355,6 +355,18 @@ impl ZeroConfig {
             initial,
             "at least the minimum",
         )?;
+        check(
+            initial.is_finite(),
+            "loss_scale.initial",
+            initial,
+            "a finite number",
+        )?;
+        let factor = |value: f64| value >= 0.0 && value.is_finite();
+        for group in &self.groups {
+            let (lr, decay) = (group.lr_factor, group.weight_decay);
+            check(factor(lr), "lr_factor", lr, "0 or more")?;
+            check(factor(decay), "weight_decay", decay, "0 or more")?;
+        }
         check(window > 0, "loss_scale.window", window, "1 or more")
     }
 

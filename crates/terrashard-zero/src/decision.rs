@@ -53,10 +53,16 @@ impl fmt::Display for Origin {
                 f,
                 "rank {rank}, micro-batch {micro_batch}, first in {parameter}"
             ),
+            None if parameter.is_empty() => {
+                f.write_str("no single gradient, but their sum of squares")
+            }
             None => write!(f, "overflow of the sum over ranks, first in {parameter}"),
         }
     }
 }
+
+/// The loss scale does not rise above this.
+const LARGEST_SCALE: f64 = (1u64 << 40) as f64;
 
 /// How far training is: what a checkpoint keeps beside the tensors.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -65,8 +71,8 @@ pub struct Progress {
     pub steps: u64,
     /// Steps skipped in a row.
     pub skipped: u32,
-    /// Scale of the loss, 1 in other types than f16.
-    pub loss_scale: f64,
+    /// Scale of the loss, in f16 only.
+    pub loss_scale: Option<f64>,
     /// Steps applied since the loss scale last changed.
     pub steady: u32,
 }
@@ -77,25 +83,41 @@ impl Progress {
         Self {
             steps: 0,
             skipped: 0,
-            loss_scale: match config.precision {
-                Precision::F16 => config.loss_scale.initial,
-                _ => 1.0,
-            },
+            loss_scale: (config.precision == Precision::F16).then_some(config.loss_scale.initial),
             steady: 0,
         }
+    }
+
+    /// This as a training of another precision goes on from it: only f16 has a scale.
+    pub(crate) fn fitting(self, config: &ZeroConfig) -> Self {
+        let fresh = Self::new(config);
+        match (self.loss_scale, fresh.loss_scale) {
+            (Some(_), Some(_)) | (None, None) => self,
+            (_, loss_scale) => Self {
+                loss_scale,
+                steady: 0,
+                ..self
+            },
+        }
+    }
+
+    /// The factor on the loss, and its inverse the one on gradients.
+    pub(crate) fn scale(&self) -> f64 {
+        self.loss_scale.unwrap_or(1.0)
     }
 
     /// After a step was applied, and unscaled by the scale that its loss had.
     pub(crate) fn applied(&mut self, config: &ZeroConfig) {
         self.steps += 1;
         self.skipped = 0;
-        if config.precision != Precision::F16 {
+        let Some(scale) = &mut self.loss_scale else {
             return;
-        }
+        };
         self.steady += 1;
-        if self.steady == config.loss_scale.window {
+        if self.steady >= config.loss_scale.window {
             self.steady = 0;
-            self.loss_scale *= 2.0;
+            // Beyond this, no loss is left to be scaled up.
+            *scale = (*scale * 2.0).min(LARGEST_SCALE);
         }
     }
 
@@ -105,7 +127,7 @@ impl Progress {
     /// skipped under every policy.
     pub(crate) fn skips(&mut self, config: &ZeroConfig) -> bool {
         let LossScale { min, .. } = config.loss_scale;
-        let scaled = config.precision == Precision::F16 && self.loss_scale > min;
+        let scaled = self.loss_scale.is_some_and(|scale| scale > min);
         let skips = match config.nonfinite {
             NonFinite::Skip => true,
             NonFinite::SkipThenAbort(limit) => scaled || self.skipped < limit,
@@ -114,8 +136,8 @@ impl Progress {
         if skips {
             self.skipped += 1;
         }
-        if scaled {
-            self.loss_scale = (self.loss_scale / 2.0).max(min);
+        if let Some(scale) = self.loss_scale.as_mut().filter(|_| scaled) {
+            *scale = (*scale / 2.0).max(min);
             self.steady = 0;
         }
         skips
@@ -151,7 +173,7 @@ mod tests {
             } else {
                 assert!(progress.skips(&config));
             }
-            scales.push(progress.loss_scale);
+            scales.push(progress.scale());
         }
         assert_eq!(scales, [4.0, 8.0, 8.0, 4.0, 2.0, 1.0, 1.0]);
         assert!(!progress.skips(&config), "the scale cannot fall any more");

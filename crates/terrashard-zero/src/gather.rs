@@ -153,6 +153,13 @@ pub(crate) enum Direction {
     Backward,
 }
 
+/// A gather on its way, with what counts its bytes.
+#[derive(Debug)]
+struct Travelling {
+    pending: Pending,
+    hold: Hold,
+}
+
 /// Issues the gathers of one rank.
 #[derive(Debug)]
 pub(crate) struct Gathers {
@@ -164,7 +171,7 @@ pub(crate) struct Gathers {
     /// The blocks that gather the same rows: one, or more where blocks share all their parameters.
     blocks_of: HashMap<Vec<usize>, Vec<usize>>,
     /// Gathers on their way, by block.
-    pending: HashMap<usize, Pending>,
+    pending: HashMap<usize, Travelling>,
     counter: Arc<Gathered>,
 }
 
@@ -240,26 +247,29 @@ impl Gathers {
                 }
             }
         }
-        let buffer = own.wait()?;
-        let hold = self.counter.hold(buffer.dims()[0] * buffer.dtype().size());
-        Ok((self.unpack(rows, buffer), hold))
+        let buffer = own.pending.wait()?;
+        Ok((self.unpack(rows, buffer), own.hold))
     }
 
     /// Gives up gathers that nobody came for: the end of a pass.
     pub(crate) fn settle(&mut self) -> Result<()> {
-        for (_, pending) in self.pending.drain() {
-            drop(pending.wait()?);
+        for (_, travelling) in self.pending.drain() {
+            drop(travelling.pending.wait()?);
         }
         Ok(())
     }
 
-    fn launch(&self, rows: &[usize], shard: &dyn Fn(usize) -> Tensor<1>) -> Result<Pending> {
+    fn launch(&self, rows: &[usize], shard: &dyn Fn(usize) -> Tensor<1>) -> Result<Travelling> {
         let shards: Vec<_> = rows.iter().map(|&row| shard(row)).collect();
         let buffer = match <[_; 1]>::try_from(shards) {
             Ok([only]) => only,
             Err(shards) => Tensor::cat(shards, 0),
         };
-        Ok(self.communicator.all_gather(buffer)?)
+        let bytes = self.table.ranks() * buffer.dims()[0] * buffer.dtype().size();
+        Ok(Travelling {
+            hold: self.counter.hold(bytes),
+            pending: self.communicator.all_gather(buffer)?,
+        })
     }
 
     /// One flat tensor for each row from the gathered, rank-major buffer.

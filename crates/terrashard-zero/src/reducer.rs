@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use terrashard_collectives::Pending;
 use terrashard_layout::{Bucket, ShardTable};
 
@@ -45,8 +45,11 @@ pub(crate) struct Reducer {
     travelling_limit: usize,
     /// For each row: the bucket that it is in.
     bucket_of: Vec<Option<usize>>,
-    /// For each row: how often its value entered the graph in this micro-batch and has not come back as a gradient.
+    /// For each row: how often its value entered a graph in this window and has not come back as a gradient. What an
+    /// abandoned graph owes is forgotten with the window; until then its buckets go at the end of backward.
     outstanding: Vec<usize>,
+    /// For each row: whether its bucket waits for it in this backward.
+    awaited: Vec<bool>,
     /// For each row: the gradient that arrived in this micro-batch, flat.
     arrived: Vec<Option<Tensor<1>>>,
     /// For each bucket: pieces whose gradient is not complete.
@@ -113,6 +116,7 @@ impl Reducer {
             },
             bucket_of,
             outstanding: vec![0; table.rows().len()],
+            awaited: vec![false; table.rows().len()],
             arrived: vec![None; table.rows().len()],
             missing: Vec::new(),
             next: 0,
@@ -149,9 +153,10 @@ impl Reducer {
             });
         }
         // What did not enter the graph has no gradient to wait for: a branch that is switched off holds up nothing.
+        self.awaited = self.outstanding.iter().map(|&count| count > 0).collect();
         let awaited = |bucket: &Bucket| {
             let rows = bucket.pieces.iter().map(|piece| piece.row);
-            rows.filter(|&row| self.outstanding[row] > 0).count()
+            rows.filter(|&row| self.awaited[row]).count()
         };
         self.missing = self.table.buckets().iter().map(awaited).collect();
         self.next = 0;
@@ -190,6 +195,7 @@ impl Reducer {
         self.outstanding[row] = self.outstanding[row].saturating_sub(1);
         if self.outstanding[row] == 0
             && let Some(bucket) = self.bucket_of[row]
+            && std::mem::take(&mut self.awaited[row])
         {
             self.missing[bucket] -= 1;
             self.launch_complete();
@@ -201,17 +207,33 @@ impl Reducer {
     pub(crate) fn finish(&mut self) -> Result<()> {
         self.missing.fill(0);
         self.launch_complete();
-        self.outstanding.fill(0);
         if let Err(error) = self.drain(0) {
             self.fail(error);
         }
         self.micro_batches += 1;
-        self.take_failure()
+        self.take_failure().inspect_err(|_| self.reset())
+    }
+
+    /// Forgets the window: after an error, what was added up so far is no part of anything.
+    pub(crate) fn reset(&mut self) {
+        self.in_flight.clear();
+        self.travelling = 0;
+        self.outstanding.fill(0);
+        self.arrived.fill(None);
+        self.gradients.fill(None);
+        self.used.fill(false);
+        self.checks.clear();
+        self.reduced = false;
+        self.micro_batches = 0;
     }
 
     /// The reduced gradient of every bucket, in the stage's extent, and the number of micro-batches in it; the window
     /// starts anew. A window cut short is reduced here.
     pub(crate) fn take(&mut self) -> Result<(Vec<Tensor<1>>, usize)> {
+        self.take_window().inspect_err(|_| self.reset())
+    }
+
+    fn take_window(&mut self) -> Result<(Vec<Tensor<1>>, usize)> {
         self.take_failure()?;
         if self.micro_batches == 0 {
             return Err(Error::MicroBatches {
@@ -229,6 +251,7 @@ impl Reducer {
             self.drain(0)?;
         }
         let micro_batches = std::mem::take(&mut self.micro_batches);
+        self.outstanding.fill(0);
         self.reduced = false;
         self.check_used()?;
         self.add_over_replicas()?;
@@ -246,12 +269,19 @@ impl Reducer {
         Ok((taken.collect(), micro_batches))
     }
 
-    /// Every trainable parameter had a gradient in the window, if that is asked for.
+    /// Every trainable parameter had a gradient in the window on some rank, if that is asked for: then collective.
     fn check_used(&mut self) -> Result<()> {
         let used = std::mem::replace(&mut self.used, vec![false; self.table.rows().len()]);
         if self.unused == Unused::Zero {
             return Ok(());
         }
+        let flags: Vec<f64> = used.iter().map(|&used| f64::from(u8::from(used))).collect();
+        let flags = Tensor::from_data(
+            TensorData::from(flags.as_slice()),
+            (&self.device, DType::F64),
+        );
+        let used = read_f64(self.groups.world.all_reduce(flags)?.wait()?)?;
+        let used: Vec<bool> = used.into_iter().map(|ranks| ranks > 0.0).collect();
         let names: Vec<_> = (0..used.len())
             .filter(|&row| self.bucket_of[row].is_some() && !used[row])
             .map(|row| self.table.rows()[row].parameter.name.clone())

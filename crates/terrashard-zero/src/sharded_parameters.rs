@@ -116,6 +116,13 @@ impl ShardedParameters {
         let mut states = match trained {
             Trained::No => Vec::new(),
             Trained::Yes => {
+                if table.buckets().is_empty() {
+                    return Err(Error::Setting {
+                        key: "groups",
+                        value: "no parameter".into(),
+                        expected: "a parameter that is trained and not empty",
+                    });
+                }
                 compare_host_memory(placement)?;
                 let buckets = table.buckets().iter();
                 buckets
@@ -172,6 +179,10 @@ impl ShardedParameters {
     /// `module`, a part of the model, with its parameters entering the graph at the depth of `anchor`, the activation
     /// that goes into the module. At stage 3 they are gathered here, let go with the returned module, and gathered
     /// again in backward (collective).
+    ///
+    /// At stage 3 every rank enters the same modules in the same order: a branch that some ranks leave out ends the run with
+    /// an error. What is gathered here is counted until this returns; use [`Self::block`] to have it counted as long as
+    /// it is used.
     ///
     /// With an anchor outside autodiff, the parameters are plain. A module that does not belong to the model is
     /// returned as it is. Such a failure, and one of a gather, is returned by the next [`Self::check`],
@@ -409,7 +420,8 @@ impl Core {
                     let value = core.shaped(row, &self.lease);
                     return Some(beside(Tensor::from_dispatch(value), self.token));
                 }
-                if trainable && self.entry == Entry::Counted {
+                let counted = trainable && self.entry == Entry::Counted;
+                if counted {
                     core.reducer().entered(row);
                 }
                 // burn makes a value again only where it is part of the graph. A frozen one is, at the price of a

@@ -138,7 +138,7 @@ impl ZeroOptimizer {
                 }
             }
         }
-        self.progress = progress;
+        self.progress = progress.fitting(&core.config);
         Ok(())
     }
 
@@ -227,6 +227,8 @@ impl ShardedParameters {
     /// [`Error::LoadState`] if `read` fails, [`Error::StateLength`] if it returns another number of bytes.
     pub fn load(&self, read: &ReadState<'_>) -> Result<()> {
         let core = &self.0;
+        // What was gathered ahead is of the values before.
+        core.gathers().settle()?;
         let compute = parameters::dtype(core.config.precision.compute());
         let kind = StateKind::Parameter;
         for (index, bucket) in core.table.buckets().iter().enumerate() {

@@ -12,7 +12,7 @@ use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use terrashard_collectives::{Communicator, Pending};
 
-use crate::config::{Precision, Reduction, ZeroConfig};
+use crate::config::{Reduction, ZeroConfig};
 use crate::decision::{Origin, Progress, StepOutcome};
 use crate::error::{Error, Result};
 use crate::packing::unpack_whole;
@@ -74,8 +74,8 @@ impl Deref for ZeroOptimizer {
 impl ZeroOptimizer {
     /// Lays out the parameters of `module`, fills this rank's values and compares tables with the other ranks.
     ///
-    /// The module's own parameters are read only for [`Initial::Module`]; otherwise nothing of it is initialised. One
-    /// parameter at a time is materialised whole, whatever the stage. Collective: every rank calls it with an equal
+    /// The module's own parameters are read only for [`Initial::Module`], which initialises all of it; otherwise nothing of
+    /// it is initialised, and one parameter at a time is materialised whole, whatever the stage. Collective: every rank calls it with an equal
     /// module and configuration.
     ///
     /// # Errors
@@ -117,11 +117,18 @@ impl ZeroOptimizer {
     /// [`Error::ForeignParameter`].
     pub fn backward(&self, loss: Tensor<1>) -> Result<()> {
         let core = &self.parameters.0;
+        if let Some((_, micro_batches)) = &self.window {
+            // Its gradients were looked at, so the window is finished.
+            return Err(Error::MicroBatches {
+                expected: *micro_batches,
+                got: micro_batches + 1,
+            });
+        }
         core.gathers().settle()?;
         core.reducer().begin()?;
-        let loss = match core.config.precision {
-            Precision::F16 => loss.mul_scalar(self.progress.loss_scale),
-            _ => loss,
+        let loss = match self.progress.loss_scale {
+            Some(scale) => loss.mul_scalar(scale),
+            None => loss,
         };
         // The reducer is not locked here: burn's backward delivers gradients to it.
         drop(loss.backward());
@@ -138,13 +145,15 @@ impl ZeroOptimizer {
     /// [`Error::NonFinite`] where [`ZeroConfig::nonfinite`] says so, [`Error::Unused`], [`Error::MicroBatches`]
     /// without a micro-batch before, [`Error::Collective`], [`Error::Device`].
     pub fn step(&mut self, lr: f64, scalars: &[f64]) -> Result<StepOutcome> {
-        let (gradients, micro_batches) = self.take_window()?;
         let core = self.parameters.0.clone();
+        // What was gathered ahead and not used would be older than the parameters after this step.
+        core.gathers().settle()?;
+        let (gradients, micro_batches) = self.take_window()?;
         let mean = match core.config.reduction {
             Reduction::Sum => 1.0,
             Reduction::Mean => 1.0 / (core.groups.world.ranks() * micro_batches) as f64,
         };
-        let factor = mean / self.progress.loss_scale;
+        let factor = mean / self.progress.scale();
         let squares = self.own_sum_of_squares(&gradients)?;
         let finite = squares.is_finite();
         // Ranks that hold the same shards have the same squares, so one of them counts.
@@ -161,19 +170,18 @@ impl ZeroOptimizer {
         if failed {
             let origin = self.origin(&gradients)?;
             let (skipped, scale) = (self.progress.skipped, self.progress.loss_scale);
-            let scaled = |scale| (core.config.precision == Precision::F16).then_some(scale);
             return if self.progress.skips(&core.config) {
                 Ok(StepOutcome::Skipped {
                     origin,
                     in_a_row: self.progress.skipped,
-                    loss_scale: scaled(self.progress.loss_scale),
+                    loss_scale: self.progress.loss_scale,
                     scalars,
                 })
             } else {
                 Err(Error::NonFinite {
                     step: self.progress.steps + 1,
                     skipped,
-                    loss_scale: scaled(scale),
+                    loss_scale: scale,
                     origin,
                 })
             };
@@ -261,8 +269,17 @@ impl ZeroOptimizer {
             let own = self.own_chunk(bucket, gradient.clone()).cast(master);
             (own.clone() * own).sum()
         });
-        let sums = read_f64(Tensor::cat(sums.collect(), 0))?;
-        Ok(sums.iter().sum())
+        let sums: f64 = read_f64(Tensor::cat(sums.collect(), 0))?.iter().sum();
+        if sums.is_finite() || master == DType::F64 {
+            return Ok(sums);
+        }
+        // Squares of large gradients overflow f32 before the gradients do.
+        let mut sum = 0.0;
+        for (bucket, gradient) in gradients.iter().enumerate() {
+            let own = self.own_chunk(bucket, gradient.clone()).cast(DType::F64);
+            sum += read_f64((own.clone() * own).sum())?.iter().sum::<f64>();
+        }
+        Ok(sum)
     }
 
     /// Where a non-finite gradient came from. Collective: every rank knows that there is one.

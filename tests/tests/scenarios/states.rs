@@ -223,7 +223,7 @@ fn progress_of_a_load_is_what_was_saved() {
     let saved = Progress {
         steps: 7,
         skipped: 2,
-        loss_scale: 8.0,
+        loss_scale: None,
         steady: 3,
     };
     ranks(1, |communicator| {

@@ -185,8 +185,8 @@ impl<'a> Rank<'a> {
                 Ok(self.optimizer.backward(losses.total)?)
             })?;
             self.clock = clock;
+            self.count_held();
         }
-        self.count_held();
         let train = &self.plan.config.train;
         let lr = learning_rate(train, self.plan.steps, self.optimizer.steps() + 1);
         let (became, sums) = if nothing {

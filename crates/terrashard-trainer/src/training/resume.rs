@@ -117,7 +117,7 @@ fn progress(state: &State, fresh: Progress) -> Progress {
     Progress {
         steps: number(saving::APPLIED_STEPS).unwrap_or(state.step),
         skipped: small(saving::SKIPPED_IN_A_ROW).unwrap_or(0),
-        loss_scale: scale.unwrap_or(fresh.loss_scale),
+        loss_scale: scale.or(fresh.loss_scale),
         steady: small(saving::STEADY_STEPS).unwrap_or(0),
     }
 }
