@@ -4,6 +4,7 @@ use std::fmt::Display;
 
 use terrashard_layout::{ElementType, Stage};
 
+use crate::decision::LossScale;
 use crate::error::{Error, Result};
 use crate::parameter_group::{ParameterGroup, Select};
 
@@ -144,28 +145,6 @@ pub enum Unused {
     Zero,
     /// The step ends with [`Error::Unused`].
     Error,
-}
-
-/// Dynamic loss scaling of f16: the scale halves whenever a gradient overflows and doubles after a number of steps
-/// without. A step is unscaled by the scale that its loss was multiplied with; the scale changes after that.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LossScale {
-    /// First scale. Default: 65536.
-    pub initial: f64,
-    /// Applied steps without overflow after which the scale doubles. Default: 2000.
-    pub window: u32,
-    /// The scale does not fall below. Default: 1.
-    pub min: f64,
-}
-
-impl Default for LossScale {
-    fn default() -> Self {
-        Self {
-            initial: 65536.0,
-            window: 2000,
-            min: 1.0,
-        }
-    }
 }
 
 /// The update rule.

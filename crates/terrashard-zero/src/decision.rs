@@ -2,7 +2,29 @@
 
 use std::fmt;
 
-use crate::config::{LossScale, NonFinite, Precision, ZeroConfig};
+use crate::config::{NonFinite, Precision, ZeroConfig};
+
+/// Dynamic loss scaling of f16: the scale halves whenever a gradient overflows and doubles after a number of steps
+/// without. A step is unscaled by the scale that its loss was multiplied with; the scale changes after that.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LossScale {
+    /// First scale. Default: 65536.
+    pub initial: f64,
+    /// Applied steps without overflow after which the scale doubles. Default: 2000.
+    pub window: u32,
+    /// The scale does not fall below. Default: 1.
+    pub min: f64,
+}
+
+impl Default for LossScale {
+    fn default() -> Self {
+        Self {
+            initial: 65536.0,
+            window: 2000,
+            min: 1.0,
+        }
+    }
+}
 
 /// What became of a step. Every rank has the same outcome.
 #[derive(Clone, Debug, PartialEq)]

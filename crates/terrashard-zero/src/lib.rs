@@ -12,13 +12,9 @@
 //! is element-wise.
 //!
 //! Invariants: knows nothing of images, models or files; every collective is issued in an order that follows from the
-//! shard table and the order of blocks alone; a rank holds what [`terrashard_layout::Stage`] says and no more between
-//! steps.
+//! shard table, and at stage 3 from the order of blocks, which all ranks run alike; a rank holds what
+//! [`terrashard_layout::Stage`] says and no more between steps.
 
-#[cfg_attr(
-    feature = "tch",
-    expect(deprecated, reason = "the macro names burn's LibTorch backend itself")
-)]
 mod anchor;
 mod block;
 mod config;
@@ -48,10 +44,10 @@ mod zero_optimizer;
 
 pub use block::{Recompute, Round};
 pub use config::{
-    AdamW, LossScale, NonFinite, Offload, Optimizer, Precision, ReduceDtype, Reduction, Sgd,
-    Unused, ZeroConfig,
+    AdamW, NonFinite, Offload, Optimizer, Precision, ReduceDtype, Reduction, Sgd, Unused,
+    ZeroConfig,
 };
-pub use decision::{Origin, Progress, StepOutcome};
+pub use decision::{LossScale, Origin, Progress, StepOutcome};
 pub use error::{Error, Result};
 pub use groups::RankGroups;
 pub use parameter_group::{ParameterGroup, Select};

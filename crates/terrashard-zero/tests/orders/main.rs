@@ -3,125 +3,19 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod chain;
 #[expect(dead_code, reason = "the other tests use the rest of it")]
+#[path = "../net/mod.rs"]
 mod net;
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
-
-use burn::module::{Module, Param, ParamId};
-use burn::tensor::{Device, Shape, Tensor, TensorData};
-use net::{Dense, initial, noise};
+use chain::{Chain, Named, cfg, dense, layer, loss, named, opt, x};
 use terrashard_collectives::Communicator;
-use terrashard_collectives::local::{self, LocalCommunicator};
+use terrashard_collectives::local;
 use terrashard_layout::Stage;
 use terrashard_zero::{
-    Error, Initial, NonFinite, ParameterGroup, Precision, Progress, Recompute, Result, Select,
-    StateKind, StepOutcome, Unused, ZeroConfig, ZeroOptimizer,
+    Error, NonFinite, ParameterGroup, Precision, Progress, Recompute, Result, Select, StateKind,
+    StepOutcome, Unused, ZeroConfig,
 };
-
-type Named = BTreeMap<String, Vec<f64>>;
-
-fn named(states: Vec<(String, TensorData)>) -> Named {
-    states
-        .into_iter()
-        .map(|(n, d)| (n, d.convert::<f64>().try_to_vec::<f64>().unwrap()))
-        .collect()
-}
-
-fn lazy<const D: usize>(shape: [usize; D]) -> Param<Tensor<D>> {
-    let init = move |device: &Device, _grad: bool| {
-        let values: Vec<f32> = (0..shape.iter().product())
-            .map(|i| noise("i", i as u64))
-            .collect();
-        Tensor::from_data(TensorData::new(values, shape), device)
-    };
-    Param::uninitialized(
-        ParamId::new(),
-        init,
-        Device::flex(),
-        true,
-        Shape::from(shape),
-    )
-}
-fn dense(i: usize, o: usize) -> Dense {
-    Dense {
-        weight: lazy([i, o]),
-        bias: lazy([o]),
-    }
-}
-
-/// Four equal blocks, the last tied with the first.
-#[derive(Module, Debug)]
-struct Chain {
-    a: Dense,
-    b: Dense,
-    c: Dense,
-    d: Dense,
-    side: Dense,
-}
-impl Chain {
-    fn new() -> Self {
-        let a = dense(6, 6);
-        let d = Dense {
-            weight: a.weight.clone(),
-            bias: lazy([6]),
-        };
-        Self {
-            a,
-            b: dense(6, 6),
-            c: dense(6, 6),
-            d,
-            side: dense(6, 6),
-        }
-    }
-}
-
-fn cfg(stage: Stage) -> ZeroConfig {
-    ZeroConfig {
-        stage,
-        bucket_bytes: Some(128),
-        ..ZeroConfig::default()
-    }
-}
-
-fn opt(net: &Chain, config: ZeroConfig, c: LocalCommunicator) -> Result<ZeroOptimizer> {
-    let o = ZeroOptimizer::new(
-        net,
-        config,
-        Initial::Keyed(&initial),
-        Arc::new(c),
-        &Device::flex(),
-    )?;
-    let names = |p: &str| vec![format!("{p}.weight"), format!("{p}.bias")];
-    o.declare_blocks(&["a", "b", "c", "d"].map(names))?;
-    Ok(o)
-}
-
-fn x(seed: u64, auto: bool) -> Tensor<2> {
-    let values: Vec<f32> = (0..18).map(|i| noise("x", seed * 100 + i)).collect();
-    let device = if auto {
-        Device::flex().autodiff()
-    } else {
-        Device::flex()
-    };
-    Tensor::from_data(TensorData::new(values, [3, 6]), &device)
-}
-
-fn layer(o: &ZeroOptimizer, m: &Dense, h: Tensor<2>, r: Recompute) -> Tensor<2> {
-    o.block(m, vec![h], r, |m: &Dense, mut i: Vec<Tensor<2>>, _| {
-        let h = i.remove(0);
-        (h.matmul(m.weight.val()) + m.bias.val().unsqueeze::<2>()).tanh()
-    })
-}
-
-fn loss(o: &ZeroOptimizer, n: &Chain, seed: u64, r: Recompute) -> Tensor<1> {
-    let mut h = x(seed, true);
-    for m in [&n.a, &n.b, &n.c, &n.d] {
-        h = layer(o, m, h, r);
-    }
-    h.powi_scalar(2).sum()
-}
 
 const STAGES: [Stage; 4] = [Stage::Zero, Stage::One, Stage::Two, Stage::Three];
 
