@@ -229,7 +229,9 @@ impl<'a> Source<'a> {
         let name = &row.parameter.name;
         let data = match &mut self.from {
             From::Function(function) => {
-                TensorData::from(function(name, &row.parameter.shape).as_slice())
+                let values = function(name, &row.parameter.shape);
+                let len = values.len();
+                TensorData::new(values, [len])
             }
             From::Module(values) => values
                 .remove(name)

@@ -29,7 +29,7 @@ pub(crate) struct BucketStates {
 }
 
 impl BucketStates {
-    /// Zeros for `bucket`.
+    /// States of zeros for `bucket`; [`Self::set_masters`] comes before the first update.
     pub(crate) fn zeros(
         table: &ShardTable,
         bucket: &Bucket,
@@ -43,13 +43,17 @@ impl BucketStates {
         let element = dtype(config.precision.master());
         let host = |len| TensorData::full_dtype([len], 0.0, element);
         let tensor = |len| zeros(len, device, element);
-        Self {
+        let mut states = Self {
             split,
             len,
             host: part(config, split, config.offload == Offload::Optimizer, host),
             on_device: part(config, len - split, false, tensor),
             device: device.clone(),
-        }
+        };
+        // Master weights are set before they are used: zeros in their place would be there twice for a moment.
+        states.host.master = states.host.master.map(|_| host(0));
+        states.on_device.master = states.on_device.master.map(|_| tensor(0));
+        states
     }
 
     /// Whether some of the master weights are not the parameters themselves.
