@@ -373,8 +373,8 @@ mod tests {
         for command in ["fit", "test", "predict"] {
             assert!(!help(command).contains("cuda"), "{}", help(command));
         }
-        assert!(help("test").contains("it changes nothing"));
-        assert!(!help("fit").contains("it changes nothing"));
+        assert!(help("test").contains("a shard of the weights"));
+        assert!(!help("fit").contains("a shard of the weights"));
     }
 
     #[test]

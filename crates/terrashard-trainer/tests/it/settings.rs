@@ -236,16 +236,18 @@ fn c10_the_moving_average_is_saved_resumed_and_exported() {
             "checkpoint.every=1",
         ],
     );
-    // The average of the weights after each step, from the checkpoints of one rank count.
-    let mut average: BTreeMap<String, Vec<f64>> = BTreeMap::new();
-    for step in 1..=6 {
-        let path = format!("whole/checkpoints/step-{step:06}");
-        for (name, values) in weights(&scenario, &path, Kind::Parameter) {
-            let sums = average
-                .entry(name)
-                .or_insert_with(|| vec![0.0; values.len()]);
-            for (sum, value) in sums.iter_mut().zip(values) {
-                *sum = 0.5 * *sum + 0.5 * f64::from(value);
+    // What the first step left, which began at the first weights, followed by the weights after each further step.
+    let at = |step: u64| format!("whole/checkpoints/step-{step:06}");
+    let doubles = |values: Vec<f32>| values.into_iter().map(f64::from).collect::<Vec<_>>();
+    let first = weights(&scenario, &at(1), Kind::Ema).into_iter();
+    let mut average: BTreeMap<String, Vec<f64>> = first
+        .map(|(name, values)| (name, doubles(values)))
+        .collect();
+    for step in 2..=6 {
+        for (name, values) in weights(&scenario, &at(step), Kind::Parameter) {
+            let average = average.get_mut(&name).unwrap();
+            for (average, value) in average.iter_mut().zip(values) {
+                *average = 0.5 * *average + 0.5 * f64::from(value);
             }
         }
     }
