@@ -348,8 +348,7 @@ impl Reducer {
     /// Bytes of gradients that this rank holds now.
     pub(crate) fn held_bytes(&self) -> usize {
         let held = self.gradients.iter().chain(&self.arrived).flatten();
-        held.map(|gradient| gradient.dims()[0] * gradient.dtype().size())
-            .sum()
+        held.map(bytes).sum()
     }
 
     pub(crate) fn take_failure(&mut self) -> Result<()> {

@@ -114,11 +114,7 @@ pub(crate) fn initial_values(
     let policy = Policy::of(config.stage);
     let (rank, ranks) = (groups.shards.rank(), table.ranks());
     let compute = dtype(config.precision.compute());
-    let host = config.offload == Offload::Parameters;
-    let resident = |shard: Tensor<1>| match host {
-        true => Resident::Host(shard.into_data()),
-        false => Resident::Device(shard),
-    };
+    let resident = |shard| Resident::placed(shard, config.offload);
     let mut rows: Vec<Held> = vec![Held::Tied; table.rows().len()];
     let mut chunks = Vec::with_capacity(table.buckets().len());
     for (index, bucket) in table.buckets().iter().enumerate() {

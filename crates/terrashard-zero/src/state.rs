@@ -5,7 +5,6 @@ use std::ops::Range;
 use burn::tensor::{Tensor, TensorData};
 use terrashard_layout::{Bucket, ElementType, Row};
 
-use crate::config::Offload;
 use crate::decision::Progress;
 use crate::error::{Error, Result};
 use crate::packing::{pack_shard, pack_whole, pad, unpack_whole};
@@ -234,7 +233,7 @@ impl ShardedParameters {
         for (index, bucket) in core.table.buckets().iter().enumerate() {
             if core.sharded_bucket(index) {
                 let chunk = core.read_bucket(bucket, Extent::Shard, kind, read)?;
-                let chunk = core.resident(chunk.cast(compute));
+                let chunk = Resident::placed(chunk.cast(compute), core.config.offload);
                 core.values_mut().chunks[index] = Some(chunk);
             }
         }
@@ -250,7 +249,7 @@ impl ShardedParameters {
                 Held::Shard(_) => {
                     let own = core.read_interval(row, kind, row.interval(rank, ranks), read)?;
                     let own = pad(own.cast(compute), row.shard_len(ranks));
-                    Held::Shard(core.resident(own))
+                    Held::Shard(Resident::placed(own, core.config.offload))
                 }
             };
             core.values_mut().rows[index] = held;
@@ -302,13 +301,6 @@ impl Core {
             Extent::Whole => pack_whole(&self.table, bucket, flats),
             Extent::Shard => Tensor::cat(flats, 0),
         })
-    }
-
-    fn resident(&self, shard: Tensor<1>) -> Resident {
-        match self.config.offload {
-            Offload::Parameters => Resident::Host(shard.into_data()),
-            Offload::None | Offload::Optimizer => Resident::Device(shard),
-        }
     }
 
     fn read_interval(

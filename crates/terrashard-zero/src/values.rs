@@ -4,6 +4,8 @@ use std::ops::Range;
 
 use burn::tensor::{Device, Tensor, TensorData};
 
+use crate::config::Offload;
+
 /// A run of elements on the device or in host memory.
 #[derive(Clone, Debug)]
 pub(crate) enum Resident {
@@ -12,6 +14,14 @@ pub(crate) enum Resident {
 }
 
 impl Resident {
+    /// A shard of parameters, where `offload` says that they live.
+    pub(crate) fn placed(shard: Tensor<1>, offload: Offload) -> Self {
+        match offload {
+            Offload::Parameters => Self::Host(shard.into_data()),
+            Offload::None | Offload::Optimizer => Self::Device(shard),
+        }
+    }
+
     /// These elements as a tensor on `device`.
     pub(crate) fn range(&self, range: Range<usize>, device: &Device) -> Tensor<1> {
         match self {
