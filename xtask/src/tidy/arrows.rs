@@ -14,7 +14,7 @@ const PREFIX: &str = "terrashard-";
 /// nothing of ours.
 const ARROWS: &[(&str, &[&str])] = &[
     ("terrashard-layout", &[]),
-    ("terrashard-collectives", &[]),
+    ("terrashard-collectives", &["terrashard-torch"]),
     ("terrashard-torch", &[]),
     ("terrashard-checkpoint", &["terrashard-layout"]),
     (
@@ -42,6 +42,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "terrashard-models",
             "terrashard-ops",
             "terrashard-raster",
+            "terrashard-torch",
             "terrashard-zero",
         ],
     ),
