@@ -35,7 +35,7 @@ impl Loss {
 pub struct Targets {
     /// `[N, scale H, scale W]`.
     pub labels: Labels,
-    /// The image at high resolution, `[N, 4, scale H, scale W]`, where there is one.
+    /// The image at high resolution, `[N, 4, scale H, scale W]`, where there is one. NaN is a value that is missing.
     pub superres: Option<Tensor<4>>,
 }
 
@@ -48,7 +48,7 @@ pub struct Normalizers {
     pub samples: f64,
     /// Pixels that are not ignored.
     pub valid_pixels: f64,
-    /// Values of the super-resolution targets.
+    /// Values of the super-resolution targets that are not missing.
     pub superres_values: f64,
 }
 
@@ -59,10 +59,10 @@ impl Normalizers {
         Self {
             samples: samples as f64,
             valid_pixels: targets.labels.valid() as f64,
-            superres_values: targets
-                .superres
-                .as_ref()
-                .map_or(0.0, |map| map.shape().num_elements() as f64),
+            superres_values: targets.superres.as_ref().map_or(0.0, |map| {
+                let missing = map.clone().is_nan().int().sum().into_scalar::<i64>();
+                (map.shape().num_elements() as i64 - missing) as f64
+            }),
         }
     }
 }

@@ -5,7 +5,9 @@ use crate::graph::operate;
 use crate::operation::Operation;
 use burn::tensor::Tensor;
 
-/// The sum of `|x - target|` divided by `divisor`: the number of values of the whole window.
+/// The sum of `|x - target|` divided by `divisor`: the number of values that the targets of the whole window have.
+///
+/// A target of NaN is missing: its loss and its gradient are exactly zero, whatever `x` is there.
 ///
 /// # Shapes
 /// x and target alike; result `[1]`. The target is never differentiated and may be of another float type.
@@ -23,7 +25,8 @@ pub fn l1(x: Tensor<4>, target: Tensor<4>, divisor: f64) -> Tensor<1> {
 
 pub(crate) fn forward(x: Tensor<4>, target: Tensor<4>, divisor: f64) -> Tensor<1> {
     let target = target.cast(x.dtype());
-    total((x - target).abs()) / divisor
+    let missing = target.clone().is_nan();
+    total((x - target).abs().mask_fill(missing, 0.0)) / divisor
 }
 
 pub(crate) fn backward(
@@ -33,5 +36,6 @@ pub(crate) fn backward(
     divisor: f64,
 ) -> Tensor<4> {
     let target = target.cast(x.dtype());
-    (x - target).sign() * (gradient / divisor).unsqueeze()
+    let missing = target.clone().is_nan();
+    (x - target).sign().mask_fill(missing, 0.0) * (gradient / divisor).unsqueeze()
 }

@@ -350,6 +350,26 @@ fn mean_absolute_difference() {
 }
 
 #[test]
+fn a_missing_target_has_no_loss_and_no_gradient() {
+    for dtype in [DType::F32, DType::F64, DType::BF16, DType::F16] {
+        let device = Device::flex().autodiff();
+        let map = |values: Vec<f64>, device: &Device| {
+            Tensor::<4>::from_data(TensorData::new(values, [1, 1, 2, 3]), (device, dtype))
+        };
+        // 0.5 + 2 + 1 over the three targets that are there; of the others' pixels one is NaN itself.
+        let x = map(vec![1.0, 2.0, f64::NAN, -1.0, 3.0, 0.0], &device).require_grad();
+        let gone = f64::NAN;
+        let target = map(vec![0.5, gone, gone, 1.0, gone, 1.0], &Device::flex());
+        let loss = l1(x.clone(), target, 3.0);
+        let value = scalar(loss.clone());
+        assert!((value - 3.5 / 3.0).abs() < 1e-2, "{dtype:?}: {value}");
+        let gradient = x.grad(&loss.backward()).expect("a gradient").into_data();
+        let signs: Vec<f64> = gradient.iter::<f64>().map(|g| (g * 3.0).round()).collect();
+        assert_eq!(signs, [1.0, 0.0, 0.0, -1.0, 0.0, -1.0], "{dtype:?}");
+    }
+}
+
+#[test]
 fn feature_affinity() {
     check(&[2 * 3 * 5 * 7, 2 * 3 * 5 * 7], |t| {
         let map = |i: usize| t[i].clone().reshape([2, 3, 5, 7]);

@@ -260,11 +260,16 @@ struct Distance;
 impl<T: Real> Pixel<T, T> for Distance {
     #[inline(always)]
     fn at(&self, x: T, target: T) -> T {
-        (x - target).magnitude()
+        let distance = (x - target).magnitude();
+        if target.is_no_number() {
+            T::ZERO
+        } else {
+            distance
+        }
     }
 }
 
-/// The gradient of [`Distance`] times this factor.
+/// The gradient of [`Distance`] times this factor. A missing target is neither above nor below.
 struct Direction<T>(T);
 
 impl<T: Real> Pixel<T, T> for Direction<T> {

@@ -37,6 +37,15 @@ pub(super) trait Real:
     fn log1p_of_unit(self) -> Self;
     fn power(self, exponent: f64) -> Self;
 
+    #[inline(always)]
+    #[expect(
+        clippy::eq_op,
+        reason = "NaN alone differs from itself, and generic code has no other word for it"
+    )]
+    fn is_no_number(self) -> bool {
+        self != self
+    }
+
     /// The greater of two values; the second if either is no number.
     #[inline(always)]
     fn greater(self, other: Self) -> Self {
