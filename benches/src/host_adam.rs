@@ -13,7 +13,7 @@ use half::bf16;
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
-use terrashard_zero::host::{AdamWUpdate, ComputeCopy, Gradient, MomentSlices, Piece};
+use terrashard_zero::host::{AdamWUpdate, ComputeCopy, Gradient, MomentSlices, Piece, zeroed};
 
 use crate::torch::{self, Implementation, Torch};
 
@@ -90,11 +90,11 @@ struct Memory {
 impl Memory {
     fn new(size: usize) -> Self {
         Self {
-            master: vec![0.5; size],
-            m: vec![0.0; size],
-            v: vec![0.0; size],
+            master: filled(0.5, size),
+            m: zeroed(size),
+            v: zeroed(size),
             gradient: vec![1e-3; size],
-            copy: vec![bf16::ZERO; size],
+            copy: zeroed(size),
             step: 0,
         }
     }
@@ -142,6 +142,13 @@ impl Memory {
                 .for_each(|(arrays, copy)| run(arrays, Some(copy))),
         }
     }
+}
+
+/// As the states of a rank are allocated.
+fn filled(value: f32, size: usize) -> Vec<f32> {
+    let mut values = zeroed(size);
+    values.fill(value);
+    values
 }
 
 /// The least that touches every stream as the update does.

@@ -1,6 +1,7 @@
 //! The update of a flat piece of parameters: AdamW or SGD, and the moving average of the weights.
 
 use burn::tensor::{DType, Element, Tensor, TensorData};
+use half::{bf16, f16};
 use terrashard_layout::ElementType;
 
 use crate::config::{AdamW, Optimizer, Sgd};
@@ -110,10 +111,7 @@ impl Update {
         separate: bool,
     ) -> Option<TensorData> {
         let len = weights.num_elements();
-        let mut copy = separate.then(|| {
-            let dtype = parameters::dtype(self.compute);
-            TensorData::full_dtype([len], 0.0, dtype)
-        });
+        let mut copy = separate.then(|| host_zeros(len, parameters::dtype(self.compute)));
         let piece = Piece {
             master: elements_mut::<T>(weights),
             gradient: match gradient.dtype() {
@@ -258,6 +256,32 @@ impl Update {
             }
         };
         weights - direction.mul_scalar(self.lr)
+    }
+}
+
+/// Zeros in host memory of the kind that updates are fast in, `[len]`.
+pub(crate) fn host_zeros(len: usize, dtype: DType) -> TensorData {
+    fn zeros<T: Element + bytemuck::Zeroable>(len: usize) -> TensorData {
+        TensorData::new(host::zeroed::<T>(len), [len])
+    }
+    match dtype {
+        DType::F64 => zeros::<f64>(len),
+        DType::BF16 => zeros::<bf16>(len),
+        DType::F16 => zeros::<f16>(len),
+        _ => zeros::<f32>(len),
+    }
+}
+
+/// A copy of a state, `[n]`, in host memory of the kind that updates are fast in.
+pub(crate) fn host_copy(state: &TensorData) -> TensorData {
+    fn copy<T: Element + bytemuck::Zeroable>(state: &TensorData) -> TensorData {
+        let mut values = host::zeroed::<T>(state.num_elements());
+        values.copy_from_slice(elements(state));
+        TensorData::new(values, [state.num_elements()])
+    }
+    match state.dtype() {
+        DType::F64 => copy::<f64>(state),
+        _ => copy::<f32>(state),
     }
 }
 

@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::packing::{join, zeros};
 use crate::parameters::dtype;
 use crate::policy::Policy;
-use crate::rule::{Part, Update};
+use crate::rule::{Part, Update, host_copy, host_zeros};
 use crate::state::StateKind;
 use crate::values::Resident;
 
@@ -41,7 +41,7 @@ impl BucketStates {
             .elements(bucket, table.ranks());
         let split = offloaded(len, config);
         let element = dtype(config.precision.master());
-        let host = |len| TensorData::full_dtype([len], 0.0, element);
+        let host = |len| host_zeros(len, element);
         let tensor = |len| zeros(len, device, element);
         let mut states = Self {
             split,
@@ -75,7 +75,7 @@ impl BucketStates {
     /// Fills master weights from `weights`, `[len]` in their type.
     pub(crate) fn set_masters(&mut self, weights: Tensor<1>) {
         if let Some(master) = &mut self.host.master {
-            *master = weights.clone().slice(0..self.split).into_data();
+            *master = host_copy(&weights.clone().slice(0..self.split).into_data());
         }
         if let Some(master) = &mut self.on_device.master {
             *master = own(weights, self.split..self.len);
@@ -125,7 +125,7 @@ impl BucketStates {
     /// Replaces one state by `[len]` elements in the type of the master weights. Not for parameters.
     pub(crate) fn set(&mut self, kind: StateKind, values: Tensor<1>) {
         if let Some(state) = select_mut(&mut self.host, kind) {
-            *state = values.clone().slice(0..self.split).into_data();
+            *state = host_copy(&values.clone().slice(0..self.split).into_data());
         }
         if let Some(state) = select_mut(&mut self.on_device, kind) {
             *state = own(values, self.split..self.len);

@@ -14,6 +14,8 @@ const LONG_FILES: &[(&str, &str)] = &[];
 const UNSAFE: &[&str] = &[
     // A tensor's bytes as a slice, shared by the ranks of one process.
     "crates/terrashard-collectives/src/tensor.rs",
+    // Advice to the system about a range of memory.
+    "crates/terrashard-zero/src/host/pages.rs",
     // A counting allocator, which is an unsafe trait.
     "tests/tests/allocation/main.rs",
     // Calls into C++.
