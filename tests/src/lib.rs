@@ -4,6 +4,7 @@
 
 pub mod backend;
 pub mod chain;
+pub mod counted;
 pub mod fixture;
 pub mod hash;
 pub mod judge;

@@ -1,4 +1,5 @@
-//! The stage grid with ranks that are processes: every training equals that of ranks that are threads, bit by bit.
+//! The stage grid with ranks that are processes: every training equals that of ranks that are threads, bit by bit,
+//! and sends what the formulas say.
 //! Started by `mpirun`; `cargo xtask mpi` does it.
 
 use std::process::ExitCode;
@@ -8,8 +9,9 @@ use std::time::Instant;
 use terrashard_collectives::mpi::MpiWorld;
 use terrashard_collectives::{Communicator, local};
 use terrashard_layout::Stage;
+use terrashard_tests::counted::sent;
 use terrashard_tests::nasty::{Case, Trained, train};
-use terrashard_zero::{Offload, Precision, Recompute, Result};
+use terrashard_zero::{Offload, Precision, Recompute, Result, ZeroConfig};
 
 fn main() -> ExitCode {
     match run() {
@@ -36,17 +38,55 @@ fn run() -> Result<()> {
             "rank {rank}: processes train to other bits than threads: {case:?}"
         );
     }
+    let counted = traffic(&communicator)?;
     communicator.barrier()?;
     if rank == 0 {
         let line = serde_json::json!({
             "suite": "stages",
             "ranks": ranks,
             "cases": cases.len(),
+            "counted": counted,
             "seconds": started.elapsed().as_secs_f64(),
         });
         println!("{line}");
     }
     Ok(())
+}
+
+/// Bytes that a step sends, for every stage with and without accumulation: as the layout predicts, and within padding of the
+/// formulas. How many cases were counted.
+fn traffic(communicator: &Arc<dyn Communicator>) -> Result<usize> {
+    const WIDTHS: [usize; 4] = [31, 35, 39, 33];
+    let others = communicator.ranks() as u64 - 1;
+    let mut cases = 0;
+    for stage in [Stage::Zero, Stage::One, Stage::Two, Stage::Three] {
+        for accumulate in [1, 3] {
+            let config = ZeroConfig {
+                stage,
+                accumulate,
+                ..ZeroConfig::default()
+            };
+            let step = sent(&WIDTHS, &config, Recompute::Keep, communicator.clone())?;
+            assert_eq!(
+                step.counted, step.predicted,
+                "stage {stage}, accumulate {accumulate}"
+            );
+            let times = match stage {
+                Stage::Zero | Stage::One => 2,
+                Stage::Two => accumulate as u64 + 1,
+                Stage::Three => 3 * accumulate as u64,
+            };
+            let formula = times * step.numel * others * 4 / (others + 1);
+            let over = step.counted.total().checked_sub(formula);
+            assert!(
+                over.is_some_and(|over| over <= times * step.padding * 4 + others + 1),
+                "stage {stage}, accumulate {accumulate}: {:?} for {formula}",
+                step.counted
+            );
+            cases += 1;
+        }
+    }
+    Ok(cases)
 }
 
 fn threads(case: &Case) -> Vec<Trained> {

@@ -1,9 +1,10 @@
 //! Model states: parameters, gradients between backward and step, optimizer states, buckets.
 
 use terrashard_layout::{RankBytes, Stage};
+use terrashard_tests::counted::{Rank, state_config};
 use terrashard_zero::{HeldBytes, Offload, Optimizer, Precision, ReduceDtype, Sgd, ZeroConfig};
 
-use crate::{Rank, STAGES, ranks, state_config};
+use crate::{STAGES, ranks};
 
 /// Odd layers of about a million parameters.
 const WIDTHS: [usize; 9] = [311, 353, 397, 331, 359, 367, 349, 337, 373];

@@ -1,27 +1,13 @@
 //! Bytes that a rank sends in one step.
 
-use terrashard_collectives::Traffic;
-use terrashard_layout::{Stage, StepTraffic, VerbBytes};
+use terrashard_layout::{Stage, StepTraffic};
+use terrashard_tests::counted::sent;
 use terrashard_zero::{Offload, Precision, Recompute, ReduceDtype, ZeroConfig};
 
-use crate::{Rank, STAGES, ranks, state_config};
+use crate::{STAGES, ranks};
 
 /// Small odd layers: what travels follows from shapes alone.
 const WIDTHS: [usize; 6] = [31, 35, 39, 33, 41, 37];
-
-/// Bytes of the all-reduce by which ranks take one decision, of two numbers in double precision.
-fn scalars(ranks: u64) -> u64 {
-    2 * (ranks - 1) * 2u64.div_ceil(ranks) * 8
-}
-
-fn verbs(traffic: Traffic) -> VerbBytes {
-    assert_eq!((traffic.broadcast.bytes, traffic.barrier.calls), (0, 0));
-    VerbBytes {
-        all_reduce: traffic.all_reduce.bytes,
-        reduce_scatter: traffic.reduce_scatter.bytes,
-        all_gather: traffic.all_gather.bytes,
-    }
-}
 
 /// What one step sends, without scalars, and what the layout predicts; elements of the model and of all padding.
 fn count(
@@ -30,41 +16,10 @@ fn count(
     recompute: Recompute,
 ) -> (StepTraffic, StepTraffic, u64, u64) {
     let results = ranks(count, |communicator| {
-        let mut rank = Rank::new(&WIDTHS, config, communicator)?;
-        rank.recompute = recompute;
-        rank.step()?;
-        let groups = rank.optimizer.groups().clone();
-        let read = || {
-            let replicas = groups.replicas.as_ref();
-            let replicas = replicas.map_or(Traffic::default(), |replicas| replicas.traffic());
-            (groups.world.traffic(), groups.shards.traffic(), replicas)
-        };
-        let before = read();
-        rank.step()?;
-        let after = read();
-        let mut inside = verbs(after.1.since(&before.1));
-        let decision = scalars(count as u64);
-        if groups.replicas.is_none() {
-            inside.all_reduce -= decision;
-        } else {
-            assert_eq!(after.0.since(&before.0).bytes(), decision);
-        }
-        let sent = StepTraffic {
-            inside,
-            across: verbs(after.2.since(&before.2)),
-        };
-        let table = rank.optimizer.table();
-        let predicted = table.step_traffic(
-            &state_config(config, table, &rank.chain),
-            count / table.ranks(),
-        );
-        let padding = table.rows().iter().map(|row| {
-            let padded = row.shard_len(table.ranks()) * table.ranks();
-            (padded - row.numel()) as u64
-        });
-        Ok((sent, predicted, rank.chain.numel() as u64, padding.sum()))
+        sent(&WIDTHS, config, recompute, communicator)
     });
-    results.into_iter().next().expect("at least one rank")
+    let first = results.into_iter().next().expect("at least one rank");
+    (first.counted, first.predicted, first.numel, first.padding)
 }
 
 #[test]
