@@ -66,9 +66,13 @@ pub(crate) fn build_binary_with(
     build(with_libtorch(step, libtorch), name, profile)
 }
 
-/// The cargo command with LibTorch in the whole workspace, so that burn is built once for it.
+/// The features of every build with LibTorch, GPUs included, which need nothing more to build: one set, so that burn is built
+/// once for it.
+const WITH_LIBTORCH: &str = "terrashard-tests/nccl,terrashard-trainer/nccl,terrashard-benches/nccl";
+
+/// The cargo command with LibTorch in the whole workspace.
 pub(crate) fn with_libtorch(step: Step, libtorch: &LibTorch) -> Step {
-    libtorch.surround(step.args(["--features", "terrashard-tests/tch"]))
+    libtorch.surround(step.args(["--features", WITH_LIBTORCH]))
 }
 
 fn build(step: Step, name: &str, profile: Profile) -> Result<PathBuf> {

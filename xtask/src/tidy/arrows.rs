@@ -14,8 +14,8 @@ const PREFIX: &str = "terrashard-";
 /// nothing of ours.
 const ARROWS: &[(&str, &[&str])] = &[
     ("terrashard-layout", &[]),
-    ("terrashard-collectives", &["terrashard-torch"]),
     ("terrashard-torch", &[]),
+    ("terrashard-collectives", &["terrashard-torch"]),
     ("terrashard-checkpoint", &["terrashard-layout"]),
     (
         "terrashard-zero",
