@@ -55,6 +55,8 @@ pub struct Chip {
     pub window: Window,
     /// Valid mask pixels of each class.
     pub counts: Vec<u64>,
+    /// Pixels of the high-resolution image that are not missing; 0 where there is no such image.
+    pub target_pixels: u64,
 }
 
 /// Samples ready for a model, in the order asked for.
@@ -72,6 +74,9 @@ pub struct Batch {
     pub images: Vec<f32>,
     /// Classes, `[N, side * scale, side * scale]`; 255 is ignored.
     pub masks: Vec<u8>,
+    /// The images at high resolution, `[N, bands of the target, side * scale, side * scale]`, where NaN is missing; `None`
+    /// where scenes have none.
+    pub targets: Option<Vec<f32>>,
     /// Valid mask pixels of each class in each sample, `[N][classes]`.
     pub valid: Vec<Vec<u64>>,
     /// Sample ids: the indices asked for.
@@ -93,7 +98,8 @@ impl Batch {
 /// number of ranks.
 ///
 /// # Padding
-/// A region smaller than a chip gives one chip: its image is mirrored to the right and downwards, its mask there is ignored.
+/// A region smaller than a chip gives one chip: its image is mirrored to the right and downwards, its mask there is ignored and
+/// its high-resolution image is missing.
 #[derive(Debug)]
 pub struct Chips {
     scenes: Vec<Arc<Scene>>,
@@ -107,16 +113,18 @@ impl Chips {
     /// Cuts `regions` of scenes into chips. No chip reaches beyond its region.
     ///
     /// # Errors
-    /// Those of [`tile`]; [`Error::Setting`] where there is no scene or scenes differ in bands, scale or classes;
-    /// [`Error::Region`]; [`Error::NoChips`] where selection leaves none; those of [`Scene::labels`].
+    /// Those of [`tile`]; [`Error::Setting`] where there is no scene or scenes differ in bands, scale, classes or in whether they
+    /// have a high-resolution image;
+    /// [`Error::Region`]; [`Error::NoChips`] where selection leaves none; those of [`Scene::labels`] and [`Scene::target`].
     pub fn new(regions: Vec<(Arc<Scene>, Window)>, options: ChipOptions) -> Result<Self> {
         options.selection.validate()?;
-        let alike = |s: &Scene| (s.bands(), s.scale(), s.classes());
+        let alike = |s: &Scene| (s.bands(), s.scale(), s.classes(), s.target_bands());
         match regions.split_first() {
             Some(((first, _), rest)) if rest.iter().all(|(s, _)| alike(s) == alike(first)) => (),
             Some(_) => {
-                let what = "they differ in bands, scale or classes; train on scenes that are alike"
-                    .to_owned();
+                let what =
+                    "they differ in bands, scale, classes or high-resolution images; train on scenes that are alike"
+                        .to_owned();
                 return Err(Error::Setting {
                     key: "scenes",
                     what,
@@ -149,6 +157,7 @@ impl Chips {
                         scene: scenes.len(),
                         window,
                         counts,
+                        target_pixels: target_pixels(&scene, window)?,
                     });
                 }
             }
@@ -241,10 +250,24 @@ impl Chips {
         Ok(sum_counts(chips.iter().map(|chip| &chip.counts)))
     }
 
+    /// Values of high-resolution images, over all their bands, that are not missing in samples of an order; known without
+    /// reading a pixel.
+    ///
+    /// # Errors
+    /// [`Error::Sample`] where the order has more samples than there are.
+    pub fn target_values(&self, order: &SampleOrder, cursors: Range<u64>) -> Result<u64> {
+        let bands = self.scenes[0].target_bands().unwrap_or(0) as u64;
+        let mut pixels = 0;
+        for cursor in cursors {
+            pixels += self.chip(order.at(cursor))?.target_pixels;
+        }
+        Ok(bands * pixels)
+    }
+
     /// The samples of these indices, augmented as in `epoch`.
     ///
     /// # Errors
-    /// [`Error::Sample`]; those of [`Scene::patch`] and [`Scene::labels`].
+    /// [`Error::Sample`]; those of [`Scene::patch`], [`Scene::labels`] and [`Scene::target`].
     pub fn batch(&self, indices: &[usize], epoch: u64) -> Result<Batch> {
         self.gather(indices.iter().map(|&index| (index, epoch)))
     }
@@ -266,6 +289,7 @@ impl Chips {
             scale,
             images: vec![],
             masks: vec![],
+            targets: self.scenes[0].target_bands().map(|_| vec![]),
             valid: vec![],
             ids: vec![],
         };
@@ -285,11 +309,13 @@ impl Chips {
                 orientation.apply(plane, side, &mut batch.images);
             }
             let fine = side * scale;
-            orientation.apply(
-                &ignored(&labels, width * scale, height * scale, fine),
-                fine,
-                &mut batch.masks,
-            );
+            let size = (width * scale, height * scale);
+            orientation.apply(&padded(&labels, size, fine, IGNORE), fine, &mut batch.masks);
+            if let Some(targets) = &mut batch.targets {
+                for plane in scene.target(chip.window)?.chunks_exact(size.0 * size.1) {
+                    orientation.apply(&padded(plane, size, fine, f32::NAN), fine, targets);
+                }
+            }
             batch.valid.push(chip.counts.clone());
             batch.ids.push(index as u64);
             batch.samples += 1;
@@ -318,13 +344,29 @@ fn sum_counts<'a>(counts: impl Iterator<Item = &'a Vec<u64>>) -> Vec<u64> {
     sum
 }
 
-/// A mask of `width` x `height` made `side` x `side` with pixels that are ignored.
-fn ignored(mask: &[u8], width: usize, height: usize, side: usize) -> std::borrow::Cow<'_, [u8]> {
-    if (width, height) == (side, side) {
-        return mask.into();
+/// Pixels of a scene's high-resolution image over a window that are not missing.
+fn target_pixels(scene: &Scene, window: Window) -> Result<u64> {
+    if scene.target_bands().is_none() {
+        return Ok(0);
     }
-    let mut padded = vec![IGNORE; side * side];
-    for (line, row) in padded.chunks_exact_mut(side).zip(mask.chunks_exact(width)) {
+    // A pixel is missing in all bands or in none.
+    let values = scene.target(window)?;
+    let first = &values[..window.scaled(scene.scale()).pixels()];
+    Ok(first.iter().filter(|value| !value.is_nan()).count() as u64)
+}
+
+/// A plane of this size made `side` x `side` with pixels that count for nothing.
+fn padded<T: Copy>(
+    plane: &[T],
+    (width, height): (usize, usize),
+    side: usize,
+    nothing: T,
+) -> std::borrow::Cow<'_, [T]> {
+    if (width, height) == (side, side) {
+        return plane.into();
+    }
+    let mut padded = vec![nothing; side * side];
+    for (line, row) in padded.chunks_exact_mut(side).zip(plane.chunks_exact(width)) {
         line[..width].copy_from_slice(row);
     }
     padded.into()

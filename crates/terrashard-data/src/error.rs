@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use terrashard_raster::Window;
 
+use crate::fine_grid::Fine;
+
 /// Data could not be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -31,34 +33,38 @@ pub enum Error {
         /// What the file has.
         available: String,
     },
-    /// A mask is not exactly `scale` times the size of its image.
+    /// A mask or a high-resolution image is not exactly `scale` times the size of its image.
     #[error(
-        "{}: the mask is {} x {} pixels (width x height), {scale} times the image {} is {} x {}; \
-         cut or resample the mask onto the image's grid",
-        mask.display(), mask_size.0, mask_size.1, image.display(), image_size.0 * scale, image_size.1 * scale
+        "{}: the {fine} is {} x {} pixels (width x height), {scale} times the image {} is {} x {}; \
+         cut or resample the {fine} onto the image's grid",
+        path.display(), size.0, size.1, image.display(), image_size.0 * scale, image_size.1 * scale
     )]
-    MaskSize {
+    FineSize {
+        /// What it is.
+        fine: Fine,
+        /// Its file.
+        path: PathBuf,
+        /// Its (width, height).
+        size: (usize, usize),
         /// The image.
         image: PathBuf,
-        /// Its (width, height).
+        /// The image's (width, height).
         image_size: (usize, usize),
-        /// The mask.
-        mask: PathBuf,
-        /// Its (width, height).
-        mask_size: (usize, usize),
-        /// Mask pixels per image pixel along one side.
+        /// Its pixels per image pixel along one side.
         scale: usize,
     },
-    /// A mask covers other ground than its image.
+    /// A mask or a high-resolution image covers other ground than its image.
     #[error(
-        "{}: the mask lies elsewhere than the image {}: {difference}; reproject or cut the mask onto the image's grid",
-        mask.display(), image.display()
+        "{}: the {fine} lies elsewhere than the image {}: {difference}; reproject or cut the {fine} onto the image's grid",
+        path.display(), image.display()
     )]
-    MaskGround {
+    FineGround {
+        /// What it is.
+        fine: Fine,
+        /// Its file.
+        path: PathBuf,
         /// The image.
         image: PathBuf,
-        /// The mask.
-        mask: PathBuf,
         /// How they differ.
         difference: String,
     },
@@ -79,6 +85,12 @@ pub enum Error {
         row: usize,
         /// Number of classes.
         classes: usize,
+    },
+    /// A scene without a high-resolution image was asked for it.
+    #[error("{}: the scene has no high-resolution image; name one with `highres`", image.display())]
+    NoTarget {
+        /// The image.
+        image: PathBuf,
     },
     /// A scene without a mask was asked for labels.
     #[error("{}: the scene has no mask; name one with `mask`", image.display())]

@@ -1,9 +1,10 @@
 //! Sentinel-2 scenes to training batches, and predictions back to scenes.
 //!
-//! - in: [`Scene`] (an image and a mask on a finer grid), [`Region`] and [`Split`], [`tile`], [`Chips`] (samples by
+//! - in: [`Scene`] (an image and, on a finer grid, a mask and perhaps a high-resolution image), [`Region`] and [`Split`], [`tile`], [`Chips`] (samples by
 //!   [`Selection`], augmented), [`Batch`], [`Loader`] (prepared ahead, by rank);
 //! - out: [`Mosaic`] (overlapping windows blended row by row, written as they are complete);
-//! - beside them: [`Confusion`], the [`shore`] zone and the NDWI [`baseline`].
+//! - beside them: [`Confusion`] and [`ConfusionMatrix`], the [`shore`] zone, [`Fidelity`] of images, and the baselines: NDWI
+//!   ([`baseline`]) and [`bicubic`] enlargement.
 //!
 //! ```
 //! use terrashard_data::{Region, tile};
@@ -16,15 +17,21 @@
 //! # Invariants
 //! - Numbers in plain vectors: knows nothing of tensors, models, devices or losses.
 //! - What a sample is, when it comes and how it is turned depends on scenes, options and seed, never on the number of ranks.
-//! - No value of a batch is NaN or infinite; a pixel without data is ignored (255) at every mask pixel over it.
+//! - No input of a model is NaN or infinite; a pixel without data is ignored (255) at every mask pixel over it. In a
+//!   high-resolution target NaN, and nothing else, stands for what is missing.
 //! - No chip reaches beyond its region, and every pixel of a region is in a chip before selection.
-//! - Image and mask cover the same ground, `scale` mask pixels to one image pixel along each side, checked when a scene opens.
+//! - Image, mask and high-resolution image cover the same ground, `scale` fine pixels to one image pixel along each side, checked
+//!   when a scene opens.
 
 mod bands;
 pub mod baseline;
+pub mod bicubic;
 mod chips;
 mod confusion;
+mod confusion_matrix;
 mod error;
+mod fidelity;
+mod fine_grid;
 mod loader;
 mod mosaic;
 mod orientation;
@@ -35,21 +42,26 @@ mod scaling;
 mod scene;
 mod selection;
 pub mod shore;
+mod target;
 mod tiling;
 
 pub use bands::{Band, BandSelection};
 pub use chips::{Augmentation, Batch, Chip, ChipOptions, Chips};
 pub use confusion::Confusion;
+pub use confusion_matrix::ConfusionMatrix;
 pub use error::{Error, Result};
+pub use fidelity::{Comparison, DATA_RANGE, Fidelity};
+pub use fine_grid::Fine;
 pub use loader::{Loader, LoaderOptions, MicroBatch};
 pub use mosaic::Mosaic;
 pub use orientation::Orientation;
 pub use planes::{crop, mirror_pad};
 pub use region::{Region, Split, SplitWindows};
-pub use rows::{Rows, prediction_spec};
+pub use rows::{Rows, image_spec, prediction_spec};
 pub use scaling::Scaling;
 pub use scene::{IGNORE, Patch, Scene, SceneOptions};
 pub use selection::{Balance, ChipReport, Selection};
+pub use target::TargetOptions;
 pub use tiling::tile;
 
 /// Compiles the example of the README.

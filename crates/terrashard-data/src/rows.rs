@@ -29,6 +29,20 @@ impl Rows {
         Window::new(0, self.row, self.width, self.height).scaled(self.scale)
     }
 
+    /// The same rows with these of the channels alone.
+    ///
+    /// # Panics
+    /// Where there are fewer channels.
+    pub fn of_channels(&self, channels: std::ops::Range<usize>) -> Self {
+        let pixels = self.window().pixels();
+        Self {
+            channels: channels.len(),
+            values: self.values[channels.start * pixels..channels.end * pixels].to_vec(),
+            valid: self.valid.clone(),
+            ..*self
+        }
+    }
+
     /// The map of classes, [`IGNORE`] where the image has no data.
     ///
     /// One channel is the probability of class 1, which it is where that is above `threshold`; of several channels the largest
@@ -85,6 +99,19 @@ pub fn prediction_spec(image: &Metadata, scale: usize) -> RasterSpec {
     RasterSpec::new(image.width * scale, image.height * scale, 1, DataType::U8)
         .georeference(image.georeference.scaled(scale as f64))
         .nodata(f64::from(IGNORE))
+}
+
+/// The raster that the super-resolved image of an image is written to: as [`prediction_spec`], this many bands of reflectance,
+/// nodata NaN.
+pub fn image_spec(image: &Metadata, scale: usize, bands: usize) -> RasterSpec {
+    RasterSpec::new(
+        image.width * scale,
+        image.height * scale,
+        bands,
+        DataType::F32,
+    )
+    .georeference(image.georeference.scaled(scale as f64))
+    .nodata(f64::NAN)
 }
 
 #[cfg(test)]

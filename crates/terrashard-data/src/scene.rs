@@ -1,10 +1,12 @@
-//! A scene: an image, and a mask on a finer grid over the same ground.
+//! A scene: an image, and over the same ground, on a finer grid, a mask and perhaps the image at high resolution.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::OnceLock;
 
-use terrashard_raster::{Metadata, RasterSource, Samples, Transform, Window};
+use terrashard_raster::{Metadata, RasterSource, Samples, Window};
 
+use crate::fine_grid::{self, Fine};
+use crate::target::{Target, TargetOptions};
 use crate::{BandSelection, Error, Result, Scaling, crop};
 
 /// The mask value that is neither trained on nor counted.
@@ -50,13 +52,14 @@ pub struct Patch {
     pub valid: Vec<bool>,
 }
 
-/// An image and, for training and testing, its mask.
+/// An image and, for training and testing, its mask and perhaps its high-resolution image.
 ///
 /// A pixel is nodata where any selected band holds the nodata value, NaN or an infinity; the mask under it is ignored.
 #[derive(Debug)]
 pub struct Scene {
     image: Box<dyn RasterSource>,
     mask: Option<Box<dyn RasterSource>>,
+    target: Option<Target>,
     options: SceneOptions,
     /// The image's metadata, with the nodata value that is asked for.
     metadata: Metadata,
@@ -91,8 +94,8 @@ impl Scene {
     /// Puts an image and its mask together, and decodes both where they fit [`SceneOptions::cache_bytes`].
     ///
     /// # Errors
-    /// [`Error::BandCount`] or [`Error::UnknownBand`]; [`Error::Setting`]; [`Error::MaskSize`] where the mask is not exactly
-    /// `scale` times the image in both directions, [`Error::MaskGround`] where it lies elsewhere; and, where the scene is
+    /// [`Error::BandCount`] or [`Error::UnknownBand`]; [`Error::Setting`]; [`Error::FineSize`] where the mask is not exactly
+    /// `scale` times the image in both directions, [`Error::FineGround`] where it lies elsewhere; and, where the scene is
     /// decoded, those of [`Scene::patch`] and [`Scene::labels`].
     pub fn new(
         image: Box<dyn RasterSource>,
@@ -114,13 +117,21 @@ impl Scene {
         let bands = options.bands.resolve(image.path(), image.metadata())?;
         options.scaling.validate(bands.len())?;
         if let Some(mask) = &mask {
-            check_mask(&*image, &**mask, options.scale)?;
+            if mask.metadata().bands != 1 {
+                return Err(Error::BandCount {
+                    path: mask.path().to_owned(),
+                    expected: 1,
+                    found: mask.metadata().bands,
+                });
+            }
+            fine_grid::check(Fine::Mask, &*image, &**mask, options.scale)?;
         }
         let mut metadata = image.metadata().clone();
         metadata.nodata = options.nodata.or(metadata.nodata);
         let scene = Self {
             image,
             mask,
+            target: None,
             options,
             metadata,
             bands,
@@ -137,6 +148,27 @@ impl Scene {
             scene.cache.get_or_init(|| Decoded { patch, labels });
         }
         Ok(scene)
+    }
+
+    /// The scene with its image at high resolution, which is kept in memory, as it is stored, where that fits
+    /// [`SceneOptions::cache_bytes`] beside the rest.
+    ///
+    /// # Errors
+    /// [`Error::BandCount`] or [`Error::UnknownBand`]; [`Error::Setting`] for a scaling that is none or has a mean;
+    /// [`Error::FineSize`], [`Error::FineGround`]; [`Error::Raster`].
+    pub fn with_target(
+        mut self,
+        source: Box<dyn RasterSource>,
+        options: &TargetOptions,
+    ) -> Result<Self> {
+        fine_grid::check(Fine::Target, &*self.image, &*source, self.scale())?;
+        let taken = match self.is_cached() {
+            true => self.decoded_bytes(),
+            false => 0,
+        };
+        let room = (self.options.cache_bytes as u64).saturating_sub(taken);
+        self.target = Some(Target::new(source, options, room)?);
+        Ok(self)
     }
 
     /// Columns of the image.
@@ -189,6 +221,11 @@ impl Scene {
         self.mask.is_some()
     }
 
+    /// Bands of the high-resolution image; none where the scene has no such image.
+    pub fn target_bands(&self) -> Option<usize> {
+        self.target.as_ref().map(Target::bands)
+    }
+
     /// Whether the scene is kept decoded in memory.
     pub fn is_cached(&self) -> bool {
         self.cache.get().is_some()
@@ -239,6 +276,44 @@ impl Scene {
         }
     }
 
+    /// The image at high resolution over a window of the image.
+    ///
+    /// # Shapes
+    /// `[target_bands, window.height * scale, window.width * scale]`: reflectance. A pixel that lacks one band, or has no image
+    /// pixel with data under it, is NaN in all.
+    ///
+    /// # Errors
+    /// [`Error::NoTarget`]; [`Error::Raster`].
+    pub fn target(&self, window: Window) -> Result<Vec<f32>> {
+        let target = self.target.as_ref().ok_or_else(|| Error::NoTarget {
+            image: self.image.path().to_owned(),
+        })?;
+        let fine = window.scaled(self.scale());
+        let mut values = target.read(fine)?;
+        let valid = self.patch(window)?.valid;
+        if !valid.iter().all(|&ok| ok) {
+            for plane in values.chunks_exact_mut(fine.pixels()) {
+                self.blank(plane, window, &valid, f32::NAN);
+            }
+        }
+        Ok(values)
+    }
+
+    /// Fills in what lies over image pixels that are not valid.
+    fn blank<T: Copy>(&self, plane: &mut [T], window: Window, valid: &[bool], with: T) {
+        let scale = self.scale();
+        for (row, line) in plane.chunks_exact_mut(window.width * scale).enumerate() {
+            let coarse = &valid[row / scale * window.width..][..window.width];
+            for (block, _) in line
+                .chunks_exact_mut(scale)
+                .zip(coarse)
+                .filter(|(_, ok)| !**ok)
+            {
+                block.fill(with);
+            }
+        }
+    }
+
     fn no_mask(&self) -> Error {
         Error::NoMask {
             image: self.image.path().to_owned(),
@@ -280,8 +355,7 @@ impl Scene {
 
     fn decode_labels(&self, window: Window, valid: &[bool]) -> Result<Vec<u8>> {
         let mask = self.mask.as_deref().ok_or_else(|| self.no_mask())?;
-        let scale = self.scale();
-        let fine = window.scaled(scale);
+        let fine = window.scaled(self.scale());
         let samples = mask.read_window(fine)?.into_samples();
         let mut labels =
             to_classes(samples, self.classes()).map_err(|(at, value)| Error::MaskValue {
@@ -292,16 +366,7 @@ impl Scene {
                 classes: self.classes(),
             })?;
         if !valid.iter().all(|&ok| ok) {
-            for (row, line) in labels.chunks_exact_mut(fine.width).enumerate() {
-                let coarse = &valid[row / scale * window.width..][..window.width];
-                for (block, _) in line
-                    .chunks_exact_mut(scale)
-                    .zip(coarse)
-                    .filter(|(_, ok)| !**ok)
-                {
-                    block.fill(IGNORE);
-                }
-            }
+            self.blank(&mut labels, window, valid, IGNORE);
         }
         Ok(labels)
     }
@@ -319,52 +384,4 @@ fn to_classes(samples: Samples, classes: usize) -> Result<Vec<u8>, (usize, f64)>
         (None, Samples::U8(labels)) => Ok(labels),
         (None, samples) => Ok((0..samples.len()).map(|at| samples.get(at) as u8).collect()),
     }
-}
-
-/// Checks that a mask has one band, is exactly `scale` times the image's size and covers exactly its ground.
-fn check_mask(image: &dyn RasterSource, mask: &dyn RasterSource, scale: usize) -> Result<()> {
-    let (i, m) = (image.metadata(), mask.metadata());
-    let paths = || -> (PathBuf, PathBuf) { (image.path().to_owned(), mask.path().to_owned()) };
-    if m.bands != 1 {
-        return Err(Error::BandCount {
-            path: mask.path().to_owned(),
-            expected: 1,
-            found: m.bands,
-        });
-    }
-    if (m.width, m.height) != (i.width * scale, i.height * scale) {
-        let (image, mask) = paths();
-        let (image_size, mask_size) = ((i.width, i.height), (m.width, m.height));
-        return Err(Error::MaskSize {
-            image,
-            image_size,
-            mask,
-            mask_size,
-            scale,
-        });
-    }
-    if let Some(difference) = ground_difference(i, m) {
-        let (image, mask) = paths();
-        return Err(Error::MaskGround {
-            image,
-            mask,
-            difference,
-        });
-    }
-    Ok(())
-}
-
-/// How the ground of two rasters differs by more than a hundredth of a mask pixel; `None` where one says nothing of it.
-fn ground_difference(image: &Metadata, mask: &Metadata) -> Option<String> {
-    let (i, m) = (image.georeference, mask.georeference);
-    if let (Some(a), Some(b)) = (i.epsg, m.epsg)
-        && a != b
-    {
-        return Some(format!("it is in EPSG:{b}, the image in EPSG:{a}"));
-    }
-    let (a, b): (Transform, Transform) = i.transform.zip(m.transform)?;
-    let distance = a.corner_distance((image.width, image.height), &b, (mask.width, mask.height));
-    let allowed = 0.01 * b.pixel_size();
-    (distance.is_nan() || distance > allowed)
-        .then(|| format!("corners are up to {distance:.3} apart, in the unit of the map"))
 }

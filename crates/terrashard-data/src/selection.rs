@@ -133,6 +133,7 @@ mod tests {
             scene: 0,
             window: Window::new(0, 0, 8, 8),
             counts: vec![64 - f, f],
+            target_pixels: 0,
         };
         foreground.iter().map(chip).collect()
     }
