@@ -147,6 +147,9 @@ pub struct PredictArguments {
     /// Output file, or a folder for several inputs
     #[arg(short, long, value_name = "OUT")]
     pub output: PathBuf,
+    /// Write the super-resolved image too, reflectance in float32, of a model with the branch: a file, or a folder for several inputs
+    #[arg(long, value_name = "OUT")]
+    pub image: Option<PathBuf>,
     /// Run directory, checkpoint, or exported file
     #[arg(long, value_name = "RUN_OR_FILE")]
     pub checkpoint: PathBuf,

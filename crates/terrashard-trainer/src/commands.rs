@@ -119,7 +119,7 @@ fn test(arguments: TestArguments) -> Result<()> {
 fn test_table(record: &TestRecord) -> String {
     let line = |name: &str, value: fn(&Scores) -> Option<f64>| {
         let number =
-            |scores: &Scores| value(scores).map_or("-".into(), |value| format!("{value:.4}"));
+            |scores: &Scores| value(scores).map_or("n/a".into(), |value| format!("{value:.4}"));
         let baseline = record.baseline.as_ref().map_or(String::new(), number);
         format!("{name:<12}{:>10}{baseline:>16}", number(&record.scores))
     };
@@ -131,11 +131,46 @@ fn test_table(record: &TestRecord) -> String {
         line("F1", |scores| scores.f1),
         line("precision", |scores| scores.precision),
         line("recall", |scores| scores.recall),
-        format!(
-            "{} valid pixels of {}, probability above {}",
-            record.valid_pixels, record.region, record.threshold
-        ),
     ];
+    let mut lines = lines.to_vec();
+    let number = |value: Option<f64>, digits: usize| {
+        value.map_or("n/a".into(), |value| format!("{value:.digits$}"))
+    };
+    if !record.per_class.is_empty() {
+        lines.push("means over classes, of which:".into());
+        lines.push(format!(
+            "{:<12}{:>10}{:>10}{:>10}{:>10}",
+            "class", "IoU", "precision", "recall", "share"
+        ));
+    }
+    lines.extend(record.per_class.iter().map(|each| {
+        format!(
+            "{:<12}{:>10}{:>10}{:>10}{:>10}",
+            each.class,
+            number(each.iou, 4),
+            number(each.precision, 4),
+            number(each.recall, 4),
+            number(each.prevalence, 4)
+        )
+    }));
+    if let Some(image) = &record.image {
+        lines.push(format!("{:<12}{:>10}{:>16}", "", "branch", "bicubic"));
+        for (name, ours, theirs, digits) in [
+            ("PSNR, dB", image.psnr, image.bicubic_psnr, 2),
+            ("SSIM", image.ssim, image.bicubic_ssim, 4),
+        ] {
+            let (ours, theirs) = (number(ours, digits), number(theirs, digits));
+            lines.push(format!("{name:<12}{ours:>10}{theirs:>16}"));
+        }
+    }
+    let rule = match record.threshold {
+        Some(threshold) => format!("probability above {threshold}"),
+        None => "the most probable class".into(),
+    };
+    lines.push(format!(
+        "{} valid pixels of {}, {rule}",
+        record.valid_pixels, record.region
+    ));
     lines.join("\n") + "\n"
 }
 
@@ -143,6 +178,7 @@ fn predict(arguments: PredictArguments) -> Result<()> {
     let PredictArguments {
         inputs,
         output,
+        image,
         checkpoint,
         memory,
         overlap,
@@ -170,6 +206,7 @@ fn predict(arguments: PredictArguments) -> Result<()> {
         inputs,
         bands: bands.iter().map(parse).collect::<Result<_>>()?,
         output,
+        image,
         checkpoint,
         memory,
         overlap,
@@ -183,7 +220,7 @@ fn predict(arguments: PredictArguments) -> Result<()> {
         display: display(quiet),
     };
     let predicted = prediction::predict(&options)?;
-    let files = predicted.files.iter();
+    let files = predicted.files.iter().chain(&predicted.images);
     print(&match json {
         true => document(&predicted),
         false => files.map(|file| format!("{}\n", file.display())).collect(),

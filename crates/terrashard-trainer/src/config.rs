@@ -13,7 +13,7 @@ mod zero;
 
 pub use batch::Batch;
 pub use sections::{
-    CheckpointSection, Config, DataSection, Device, LogSection, Resume, SceneEntry,
+    CheckpointSection, Config, DataSection, Device, HighresSection, LogSection, Resume, SceneEntry,
 };
 pub use terrashard_data::{Band, Region, Scaling, Selection};
 pub use terrashard_layout::Offload;
@@ -74,6 +74,7 @@ impl Config {
         for scene in &mut config.data.scenes {
             scene.image = folder.join(&scene.image);
             scene.mask = scene.mask.take().map(|mask| folder.join(mask));
+            scene.highres = scene.highres.take().map(|image| folder.join(image));
         }
         if let Resume::From(resume) = &mut config.checkpoint.resume {
             *resume = folder.join(&resume);
@@ -202,6 +203,11 @@ mod tests {
         );
         check(
             "",
+            &["data.highres.scaling.scal=1.0"],
+            "unknown key `data.highres.scaling.scal`; the nearest known one is `data.highres.scaling.scale`",
+        );
+        check(
+            "",
             &["data.scenes=[{ imag = \"x.tif\" }]"],
             "unknown key `data.scenes.imag`; the nearest known one is `data.scenes.image`",
         );
@@ -236,6 +242,11 @@ mod tests {
             "",
             &["data.bands=[\"B02\"]"],
             "failed to use `data.bands`: got 1 names",
+        );
+        check(
+            "",
+            &["data.highres.bands=[1, 2, 3]"],
+            "failed to use `data.highres.bands`: got 3 names, expected 4 names",
         );
         check("", &["zero.stage=4"], "zero.stage");
         check(

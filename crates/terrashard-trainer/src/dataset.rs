@@ -1,16 +1,15 @@
 //! The scenes of a configuration, opened and split.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use terrashard_data::{
     Augmentation, BandSelection, ChipOptions, Chips, IGNORE, Scene, SceneOptions, Split,
-    SplitWindows,
+    SplitWindows, TargetOptions,
 };
 use terrashard_raster::Window;
 
-use crate::config::{Config, ModelConfig, Scaling};
-use crate::error::Result;
+use crate::config::{Config, ModelConfig, Scaling, SceneEntry};
+use crate::error::{Error, Result};
 
 /// The scenes with their parts for training and testing.
 #[derive(Debug)]
@@ -19,11 +18,44 @@ pub struct Dataset {
 }
 
 impl Dataset {
-    /// Opens every scene and checks it against its label, the bands and the regions.
+    /// Opens every scene and checks it against its label, the bands and the regions. Images at high resolution are left aside.
     ///
     /// # Errors
     /// [`crate::Error::Data`].
     pub fn open(config: &Config) -> Result<Self> {
+        Self::read(config, |scene, _| Ok(scene))
+    }
+
+    /// The same with the images at high resolution, for a model with a branch for them.
+    ///
+    /// # Errors
+    /// [`crate::Error::Data`]; [`Error::InvalidValue`] for a scene that names no such image.
+    pub fn open_with_targets(config: &Config) -> Result<Self> {
+        let highres = &config.data.highres;
+        let options = TargetOptions {
+            bands: BandSelection::Pick(highres.bands.clone()),
+            scaling: highres.scaling.clone(),
+            nodata: highres.nodata,
+        };
+        Self::read(config, |scene, entry| {
+            let Some(path) = &entry.highres else {
+                return Err(Error::invalid(
+                    "data.scenes",
+                    format!("{} without `highres`", entry.image.display()),
+                    "`highres = \"scene_2m.tif\"` beside it, since `model.superres = true` learns that image; \
+                     or set `model.superres = false`",
+                ));
+            };
+            let target = Box::new(terrashard_raster::open(path)?);
+            Ok(scene.with_target(target, &options)?)
+        })
+    }
+
+    /// Opens every scene, and completes it.
+    fn read(
+        config: &Config,
+        complete: impl Fn(Scene, &SceneEntry) -> Result<Scene>,
+    ) -> Result<Self> {
         let data = &config.data;
         let options = scene_options(
             &config.model,
@@ -36,17 +68,14 @@ impl Dataset {
             validation: None,
             test: data.test,
         };
-        let open = |image: &Path, mask: Option<&Path>| -> Result<_> {
-            let scene = Arc::new(Scene::open(image, mask, options.clone())?);
+        let open = |entry: &SceneEntry| -> Result<_> {
+            let scene = Scene::open(&entry.image, entry.mask.as_deref(), options.clone())?;
+            let scene = Arc::new(complete(scene, entry)?);
             let windows = split.windows(scene.width(), scene.height())?;
             Ok((scene, windows))
         };
-        let scenes = data
-            .scenes
-            .iter()
-            .map(|entry| open(&entry.image, entry.mask.as_deref()));
         Ok(Self {
-            scenes: scenes.collect::<Result<_>>()?,
+            scenes: data.scenes.iter().map(open).collect::<Result<_>>()?,
         })
     }
 

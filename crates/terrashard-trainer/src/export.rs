@@ -44,7 +44,7 @@ pub fn export(checkpoint: &Path, output: &Path, weights: Weights) -> Result<Expo
         let expected = "a run with a moving average, which `train.ema` switches on";
         return Err(Error::invalid("--ema", checkpoint.display(), expected));
     }
-    output_file::check(output, [checkpoint])?;
+    output_file::check("--output", output, [checkpoint])?;
     terrashard_checkpoint::export(source, output, &trained.description(), weights)
         .map_err(Error::save)?;
     let written = TrainedModel::open(output)?;

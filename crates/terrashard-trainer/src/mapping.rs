@@ -8,7 +8,7 @@ use burn::tensor::activation::{sigmoid, softmax};
 use burn::tensor::{Device, Tensor, TensorData};
 use terrashard_collectives::Communicator;
 use terrashard_data::{Mosaic, Patch, Rows, Scene};
-use terrashard_models::{Plain, S2s2Net, Scope};
+use terrashard_models::{Plain, S2s2Net, SUPERRES_CHANNELS, Scope};
 use terrashard_raster::Window;
 
 use crate::error::{Error, Result};
@@ -27,6 +27,8 @@ pub struct Mapping<'a> {
     pub device: &'a Device,
     /// Channels of its segmentation.
     pub classes: usize,
+    /// Whether the super-resolved image is mapped too.
+    pub layers: Layers,
     /// Threads; each takes every `ranks`-th window.
     pub ranks: usize,
     /// Height and width of a window in pixels of the image.
@@ -35,7 +37,16 @@ pub struct Mapping<'a> {
     pub overlap: usize,
 }
 
-/// What a window gives: probabilities `[classes, scale h, scale w]`, and which pixels of the image have data, `[h, w]`.
+/// What is mapped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Layers {
+    /// The probabilities of the classes.
+    Classes,
+    /// These, and behind them the channels of the super-resolved image, which the model has a branch for.
+    ClassesAndImage,
+}
+
+/// What a window gives: `[channels, scale h, scale w]`, probabilities and perhaps the image, and which pixels of the image have data, `[h, w]`.
 type Predicted = (Vec<f32>, Vec<bool>);
 
 /// What [`Mapping::run`] tells while it works.
@@ -64,7 +75,7 @@ impl Mapping<'_> {
             self.overlap,
             scene.scale(),
         )?;
-        let mosaic = mosaic.with_channels(self.classes);
+        let mosaic = mosaic.with_channels(self.channels());
         let windows = mosaic.windows();
         let ranks = self.ranks.clamp(1, windows.len());
         let work = Work {
@@ -80,6 +91,13 @@ impl Mapping<'_> {
         }
     }
 
+    fn channels(&self) -> usize {
+        match self.layers {
+            Layers::Classes => self.classes,
+            Layers::ClassesAndImage => self.classes + SUPERRES_CHANNELS,
+        }
+    }
+
     fn predict(
         &self,
         network: &S2s2Net,
@@ -88,15 +106,21 @@ impl Mapping<'_> {
         shape: [usize; 4],
     ) -> Vec<f32> {
         let image = Tensor::<4>::from_data(TensorData::new(patch.values, shape), self.device);
-        let logits = network.forward(image, scope).segmentation;
+        let maps = network.forward(image, scope);
         let probabilities = match self.classes {
-            1 => sigmoid(logits),
-            _ => softmax(logits, 1),
+            1 => sigmoid(maps.segmentation),
+            _ => softmax(maps.segmentation, 1),
         };
-        probabilities
-            .into_data()
-            .try_to_vec::<f32>()
-            .expect("the model computes in f32")
+        let numbers = |map: Tensor<4>| {
+            let data = map.into_data();
+            data.try_to_vec::<f32>().expect("the model computes in f32")
+        };
+        let mut values = numbers(probabilities);
+        if self.layers == Layers::ClassesAndImage {
+            let image = maps.superres.expect("a model with the branch");
+            values.extend(numbers(image));
+        }
+        values
     }
 }
 
@@ -263,6 +287,6 @@ impl Work<'_> {
 
     /// The map of a window without data.
     fn nothing(&self, window: &Window) -> Vec<f32> {
-        vec![0.0; self.mapping.classes * window.scaled(self.scene.scale()).pixels()]
+        vec![0.0; self.mapping.channels() * window.scaled(self.scene.scale()).pixels()]
     }
 }

@@ -5,13 +5,17 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
 
-/// Refuses `output` if it is one of the `read` files by whatever name, lies inside a run or checkpoint that is read, or
+/// Refuses `output`, the value of the flag `key`, if it is one of the `read` files by whatever name, lies inside a run or checkpoint that is read, or
 /// exists and is no regular file.
 ///
 /// # Errors
 /// [`Error::InvalidValue`] that names the output.
-pub(crate) fn check<'a>(output: &Path, read: impl IntoIterator<Item = &'a Path>) -> Result<()> {
-    let refuse = |expected: &str| Err(Error::invalid("--output", output.display(), expected));
+pub(crate) fn check<'a>(
+    key: &str,
+    output: &Path,
+    read: impl IntoIterator<Item = &'a Path>,
+) -> Result<()> {
+    let refuse = |expected: &str| Err(Error::invalid(key, output.display(), expected));
     if let Ok(metadata) = fs::metadata(output)
         && !metadata.is_file()
     {
@@ -37,6 +41,11 @@ pub(crate) fn check<'a>(output: &Path, read: impl IntoIterator<Item = &'a Path>)
         }
     }
     Ok(())
+}
+
+/// Whether two results would lie in one file.
+pub(crate) fn same(a: &Path, b: &Path) -> bool {
+    place(a) == place(b)
 }
 
 /// The path without links and dots, as far as it exists.
@@ -72,7 +81,7 @@ mod tests {
         }
         let read = [at("in.tif"), at("run"), at("model.safetensors")];
         let check = |output: &str, allowed: bool| {
-            let result = super::check(&at(output), read.iter().map(PathBuf::as_path));
+            let result = super::check("--output", &at(output), read.iter().map(PathBuf::as_path));
             assert_eq!(result.is_ok(), allowed, "{output}: {result:?}");
         };
         check("out.tif", true);
@@ -84,6 +93,6 @@ mod tests {
         check("run/checkpoints/step-000001/manifest.json", false);
         check("run/checkpoints/step-000001/new.tif", false);
         check("run", false);
-        assert!(super::check(Path::new("/dev/null"), []).is_err());
+        assert!(super::check("--output", Path::new("/dev/null"), []).is_err());
     }
 }

@@ -6,13 +6,14 @@ use std::{fs, io};
 
 use burn::tensor::Device;
 use serde::Serialize;
-use terrashard_data::{BandSelection, Rows, Scene, SceneOptions, prediction_spec};
-use terrashard_raster::{GeoTiffSink, RasterSink};
+use terrashard_data::{BandSelection, Rows, Scene, SceneOptions, image_spec, prediction_spec};
+use terrashard_models::SUPERRES_CHANNELS;
+use terrashard_raster::{GeoTiffSink, RasterSink, RasterSpec};
 
 use crate::band_stack::{self, BandFile};
 use crate::dataset::scene_options;
 use crate::error::{Error, Result};
-use crate::mapping::{Mapping, Receive};
+use crate::mapping::{Layers, Mapping, Receive};
 use crate::output_file;
 use crate::process_memory::peak_rss_bytes;
 use crate::record::{Display, Progress};
@@ -28,6 +29,8 @@ pub struct PredictOptions {
     pub bands: Vec<BandFile>,
     /// Output file, or a folder for several inputs.
     pub output: PathBuf,
+    /// Where the super-resolved image goes, if it is wanted: a file, or a folder for several inputs.
+    pub image: Option<PathBuf>,
     /// Run directory, checkpoint or exported file.
     pub checkpoint: PathBuf,
     /// Bytes to stay below, roughly: it decides whether a scene is kept decoded and how many threads run.
@@ -45,8 +48,11 @@ pub struct PredictOptions {
 /// What was predicted: what `predict --json` prints.
 #[derive(Debug, Clone, Serialize)]
 pub struct Prediction {
-    /// The files written.
+    /// The maps written.
     pub files: Vec<PathBuf>,
+    /// The super-resolved images written, where they were asked for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub images: Vec<PathBuf>,
     /// Wall time in seconds.
     pub seconds: f64,
     /// Millions of pixels of the map by that time.
@@ -61,6 +67,9 @@ pub struct Prediction {
 /// Bytes that one window takes while a model runs, by pixel of the image: measured with B0, generous for others.
 const WINDOW_BYTES_PER_PIXEL: u64 = 12 << 10;
 
+/// Side of the tiles of a super-resolved image: its samples are 16 times those of a map, and rows of tiles are kept in memory.
+const IMAGE_TILE: usize = 128;
+
 /// Predicts every input.
 ///
 /// # Errors
@@ -69,14 +78,33 @@ const WINDOW_BYTES_PER_PIXEL: u64 = 12 << 10;
 pub fn predict(options: &PredictOptions) -> Result<Prediction> {
     let began = Instant::now();
     let trained = TrainedModel::open(&options.checkpoint)?;
-    let outputs = outputs(options)?;
+    let outputs = outputs(options, "--output", &options.output)?;
+    let images = match &options.image {
+        None => Vec::new(),
+        Some(image) if !trained.model.superres => {
+            let expected =
+                "a model with a super-resolution branch, trained with `model.superres = true`";
+            return Err(Error::invalid("--image", image.display(), expected));
+        }
+        Some(image) => self::outputs(options, "--image", image)?,
+    };
     let read = || {
         let bands = options.bands.iter().map(|band| band.path.as_path());
         let inputs = options.inputs.iter().map(PathBuf::as_path);
         inputs.chain(bands).chain([options.checkpoint.as_path()])
     };
     for output in &outputs {
-        output_file::check(output, read())?;
+        output_file::check("--output", output, read())?;
+    }
+    for image in &images {
+        output_file::check("--image", image, read())?;
+        if outputs
+            .iter()
+            .any(|output| output_file::same(output, image))
+        {
+            let expected = "another file than the map, or another folder";
+            return Err(Error::invalid("--image", image.display(), expected));
+        }
     }
     let device = Device::flex();
     let weights = Weights::new(&trained, options.placement, &device)?;
@@ -89,6 +117,10 @@ pub fn predict(options: &PredictOptions) -> Result<Prediction> {
         weights: &weights,
         device: &device,
         classes: trained.model.classes,
+        layers: match images.is_empty() {
+            true => Layers::Classes,
+            false => Layers::ClassesAndImage,
+        },
         ranks: affordable(options, trained.tile)?,
         tile: trained.tile,
         overlap,
@@ -96,21 +128,34 @@ pub fn predict(options: &PredictOptions) -> Result<Prediction> {
     let mut pixels = 0;
     for (index, output) in outputs.iter().enumerate() {
         let scene = open(options, index, &trained)?;
-        let sink = create(output, &scene)?;
+        let sink = create(output, prediction_spec(scene.metadata(), scene.scale()))?;
+        let image = match images.get(index) {
+            Some(path) => {
+                let spec = image_spec(scene.metadata(), scene.scale(), SUPERRES_CHANNELS);
+                Some(create(path, spec.tile(IMAGE_TILE))?)
+            }
+            None => None,
+        };
         let progress = Progress::new(options.display, "window", 0, 0, Duration::from_secs(5));
         let mut map = Map {
             sink,
+            image,
+            classes: trained.model.classes,
             threshold: trained.threshold as f32,
             progress,
         };
         mapping.run(&scene, scene.window(), &mut map)?;
         map.progress.finish();
         map.sink.finish().map_err(unwritten)?;
+        if let Some(image) = map.image {
+            image.finish().map_err(unwritten)?;
+        }
         pixels += scene.window().scaled(scene.scale()).pixels();
     }
     let seconds = began.elapsed().as_secs_f64();
     Ok(Prediction {
         files: outputs,
+        images,
         seconds,
         megapixels_per_second: pixels as f64 / 1e6 / seconds,
         peak_rss_bytes: peak_rss_bytes(),
@@ -118,9 +163,8 @@ pub fn predict(options: &PredictOptions) -> Result<Prediction> {
     })
 }
 
-/// Where each input's map goes.
-fn outputs(options: &PredictOptions) -> Result<Vec<PathBuf>> {
-    let output = &options.output;
+/// Where the result of each input goes: `output`, the value of the flag `key`.
+fn outputs(options: &PredictOptions, key: &str, output: &Path) -> Result<Vec<PathBuf>> {
     let several = options.inputs.len() > 1 || output.is_dir();
     let in_folder = |input: &PathBuf| {
         output
@@ -139,11 +183,11 @@ fn outputs(options: &PredictOptions) -> Result<Vec<PathBuf>> {
             "either scenes or `--bands`",
         )),
         (true, false) if output.is_dir() => Err(Error::invalid(
-            "--output",
+            key,
             output.display(),
             "a file, for one scene of `--bands`",
         )),
-        (true, false) => Ok(vec![output.clone()]),
+        (true, false) => Ok(vec![output.to_owned()]),
         (false, true) if several => {
             let outputs: Vec<PathBuf> = options.inputs.iter().map(in_folder).collect();
             let twice = outputs
@@ -159,7 +203,7 @@ fn outputs(options: &PredictOptions) -> Result<Vec<PathBuf>> {
                 None => Ok(outputs),
             }
         }
-        (false, true) => Ok(vec![output.clone()]),
+        (false, true) => Ok(vec![output.to_owned()]),
     }
 }
 
@@ -179,14 +223,13 @@ fn open(options: &PredictOptions, index: usize, trained: &TrainedModel) -> Resul
     }
 }
 
-fn create(output: &Path, scene: &Scene) -> Result<Box<dyn RasterSink>> {
+fn create(output: &Path, spec: RasterSpec) -> Result<Box<dyn RasterSink>> {
     let folder = output
         .parent()
         .filter(|folder| !folder.as_os_str().is_empty());
     if let Some(folder) = folder {
         fs::create_dir_all(folder).map_err(Error::write(folder))?;
     }
-    let spec = prediction_spec(scene.metadata(), scene.scale());
     Ok(Box::new(
         GeoTiffSink::create(output, spec).map_err(unwritten)?,
     ))
@@ -219,17 +262,28 @@ fn affordable(options: &PredictOptions, tile: usize) -> Result<usize> {
     }
 }
 
-/// A map on its way into a file.
+/// A map on its way into a file, perhaps with the super-resolved image.
 struct Map {
     sink: Box<dyn RasterSink>,
+    image: Option<Box<dyn RasterSink>>,
+    /// Channels of the segmentation, which come first.
+    classes: usize,
     threshold: f32,
     progress: Progress,
 }
 
 impl Receive for Map {
     fn rows(&mut self, rows: Rows) -> Result<()> {
-        let classes = rows.classes(self.threshold)?;
-        self.sink.write(&classes).map_err(unwritten)
+        let Some(image) = &mut self.image else {
+            return self
+                .sink
+                .write(&rows.classes(self.threshold)?)
+                .map_err(unwritten);
+        };
+        let classes = rows.of_channels(0..self.classes).classes(self.threshold)?;
+        self.sink.write(&classes).map_err(unwritten)?;
+        let values = rows.of_channels(self.classes..rows.channels).values()?;
+        image.write(&values).map_err(unwritten)
     }
 
     fn window(&mut self, done: usize, windows: usize) {

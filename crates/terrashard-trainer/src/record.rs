@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Deserializer, Serialize};
 use terrashard_collectives::Traffic;
 use terrashard_data::baseline::Score;
+use terrashard_data::{Confusion, ConfusionMatrix, DATA_RANGE, Fidelity};
 use terrashard_layout::{RankBytes, Stage};
 
 use crate::error::{Error, Result};
@@ -188,7 +189,8 @@ pub struct SessionRecord {
     pub peak_rss_bytes: Option<u64>,
 }
 
-/// How well a map of foreground agrees with the label, over valid pixels. A ratio of nothing is none.
+/// How well a map of foreground agrees with the label, over valid pixels. A ratio of nothing is none. Of a model of several
+/// classes, ratios are means over the classes that have them.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Scores {
     /// Intersection over union of the foreground.
@@ -199,7 +201,7 @@ pub struct Scores {
     pub precision: Option<f64>,
     /// Share of the foreground that was predicted.
     pub recall: Option<f64>,
-    /// Share of the valid pixels that is foreground.
+    /// Share of the valid pixels that is foreground, of any class.
     pub prevalence: Option<f64>,
     /// `iou` over the pixels near an edge between foreground and background.
     pub shore_iou: Option<f64>,
@@ -220,16 +222,108 @@ impl Scores {
     }
 }
 
+impl Scores {
+    /// The scores of a map of several classes.
+    pub fn of_classes(matrix: &ConfusionMatrix) -> Self {
+        let background = matrix.of_class(0).prevalence();
+        Self {
+            iou: matrix.mean(Confusion::iou),
+            f1: matrix.mean(Confusion::f1),
+            precision: matrix.mean(Confusion::precision),
+            recall: matrix.mean(Confusion::recall),
+            prevalence: background.map(|share| 1.0 - share),
+            shore_iou: None,
+        }
+    }
+}
+
+/// One class against all others.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ClassScores {
+    /// The class.
+    pub class: usize,
+    /// Valid pixels of it in the label.
+    pub pixels: u64,
+    /// Intersection over union; none of a class that is neither in the label nor in the map.
+    pub iou: Option<f64>,
+    /// `2 iou / (1 + iou)`.
+    pub f1: Option<f64>,
+    /// Share of the pixels taken for it that are of it.
+    pub precision: Option<f64>,
+    /// Share of its pixels that were found.
+    pub recall: Option<f64>,
+    /// Its share of the valid pixels.
+    pub prevalence: Option<f64>,
+}
+
+impl ClassScores {
+    /// Of every class.
+    pub fn of(matrix: &ConfusionMatrix) -> Vec<Self> {
+        let score = |class| {
+            let counts = matrix.of_class(class);
+            Self {
+                class,
+                pixels: counts.true_positive + counts.false_negative,
+                iou: counts.iou(),
+                f1: counts.f1(),
+                precision: counts.precision(),
+                recall: counts.recall(),
+                prevalence: counts.prevalence(),
+            }
+        };
+        (0..matrix.classes()).map(score).collect()
+    }
+}
+
+/// How close the super-resolved image comes to the image at high resolution, over the pixels that neither lacks.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ImageScores {
+    /// Peak signal-to-noise ratio in dB over all bands; none where nothing differs or nothing was compared.
+    pub psnr: Option<f64>,
+    /// Structural similarity, windows of 11 x 11 pixels with Gaussian weights, the mean over bands.
+    pub ssim: Option<f64>,
+    /// `psnr` of the bicubic enlargement, where the image's bands for it are known.
+    pub bicubic_psnr: Option<f64>,
+    /// `ssim` of the bicubic enlargement.
+    pub bicubic_ssim: Option<f64>,
+    /// What values range over, for both measures: reflectance.
+    pub data_range: f64,
+    /// Values that were compared, over all bands.
+    pub image_values: u64,
+}
+
+impl ImageScores {
+    /// Of the model's image and of the bicubic enlargement.
+    pub fn of(model: &Fidelity, bicubic: Option<&Fidelity>) -> Self {
+        // Sums that are no number any more, of a model that has diverged, are no score either.
+        let number = |value: Option<f64>| value.filter(|value| value.is_finite());
+        Self {
+            psnr: number(model.psnr()),
+            ssim: number(model.ssim()),
+            bicubic_psnr: number(bicubic.and_then(Fidelity::psnr)),
+            bicubic_ssim: number(bicubic.and_then(Fidelity::ssim)),
+            data_range: DATA_RANGE,
+            image_values: model.values,
+        }
+    }
+}
+
 /// What `test` measured: what it prints as JSON, and `test.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TestRecord {
     /// The model's scores.
     #[serde(flatten)]
     pub scores: Scores,
-    /// A pixel is foreground where its probability is above this.
-    pub threshold: f64,
+    /// A pixel is foreground where its probability is above this; none with several classes, of which the most probable wins.
+    pub threshold: Option<f64>,
     /// Labelled pixels of the test region.
     pub valid_pixels: u64,
+    /// With several classes, each of them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub per_class: Vec<ClassScores>,
+    /// With a super-resolution branch and an image to compare with.
+    #[serde(flatten)]
+    pub image: Option<ImageScores>,
     /// Labelled pixels near an edge.
     pub shore_pixels: u64,
     /// The scores of the NDWI threshold, where the bands allow it.

@@ -7,7 +7,7 @@ use serde_json::{Map, json};
 use terrashard_checkpoint::{Checkpoint, ElementType, Kind, ModelDescription, Source, TensorSpec};
 use terrashard_models::{S2s2Net, assign, parameters};
 
-use crate::config::{Band, Config, ModelConfig, Scaling, SceneEntry};
+use crate::config::{Band, Config, HighresSection, ModelConfig, Scaling, SceneEntry};
 use crate::error::{Error, Result};
 use crate::training::TOOL;
 
@@ -26,6 +26,8 @@ pub struct TrainedModel {
     pub scaling: Scaling,
     /// Digital number that means "no data", in place of what an image declares.
     pub nodata: Option<f64>,
+    /// How the images at high resolution were read, if there were any; older files do not tell.
+    pub highres: Option<HighresSection>,
     /// A pixel is foreground where its probability is above this.
     pub threshold: f64,
     /// Height and width of windows in pixels of the image.
@@ -57,6 +59,7 @@ impl TrainedModel {
                     bands,
                     scaling,
                     nodata,
+                    highres: Some(data.highres),
                     threshold: THRESHOLD,
                     tile,
                     overlap,
@@ -76,6 +79,7 @@ impl TrainedModel {
                     bands: serde_json::from_value(value("bands")).map_err(bad)?,
                     scaling: serde_json::from_value(description.scaling.clone()).map_err(bad)?,
                     nodata: serde_json::from_value(value("nodata")).map_err(bad)?,
+                    highres: serde_json::from_value(value("highres")).map_err(bad)?,
                     threshold: description.threshold.unwrap_or(THRESHOLD),
                     tile: serde_json::from_value(value("tile")).map_err(bad)?,
                     overlap: serde_json::from_value(value("overlap")).map_err(bad)?,
@@ -101,6 +105,7 @@ impl TrainedModel {
         let values = [
             ("bands", json!(self.bands)),
             ("nodata", json!(self.nodata)),
+            ("highres", json!(self.highres)),
             ("tile", json!(self.tile)),
             ("overlap", json!(self.overlap)),
             ("step", json!(self.step)),

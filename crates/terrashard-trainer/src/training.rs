@@ -182,15 +182,13 @@ pub fn fit(config: &Config, options: &FitOptions) -> Result<Fitted> {
 
 /// The number of ranks and the samples of a configuration.
 fn samples(config: &Config, device: Device) -> Result<(usize, Arc<Chips>)> {
-    if config.model.superres {
-        return Err(Error::NotSupported {
-            key: "model.superres = true".into(),
-            remedy: "no high-resolution target can be named in `data` yet, so set `model.superres = false`".into(),
-        });
-    }
     settings::check_model(config)?;
     let ranks = config.zero.ranks.count(device);
-    let chips = Dataset::open(config)?.training_chips(config)?;
+    let dataset = match config.model.superres {
+        true => Dataset::open_with_targets(config)?,
+        false => Dataset::open(config)?,
+    };
+    let chips = dataset.training_chips(config)?;
     if chips.len() < ranks {
         return Err(Error::TooFewSamples {
             samples: chips.len(),

@@ -8,7 +8,9 @@ use toml::{Table, Value};
 use terrashard_data::{Scaling, Selection};
 use terrashard_models::ModelConfig;
 
-use super::sections::{CheckpointSection, Config, DataSection, LogSection, SceneEntry};
+use super::sections::{
+    CheckpointSection, Config, DataSection, HighresSection, LogSection, SceneEntry,
+};
 use super::train::{GroupEntry, TrainSection};
 use super::zero::ZeroSection;
 use crate::error::{Error, Result};
@@ -27,11 +29,13 @@ fn known() -> Vec<String> {
         .iter()
         .map(|name| name.to_string())
         .collect();
-    let nested: [(&str, &[&str]); 10] = [
+    let nested: [(&str, &[&str]); 12] = [
         ("model", fields::<ModelConfig>()),
         ("data", fields::<DataSection>()),
         ("data.scenes", fields::<SceneEntry>()),
         ("data.scaling", fields::<Scaling>()),
+        ("data.highres", fields::<HighresSection>()),
+        ("data.highres.scaling", fields::<Scaling>()),
         ("data.selection", fields::<Selection>()),
         ("train", fields::<TrainSection>()),
         ("train.groups", fields::<GroupEntry>()),

@@ -40,6 +40,8 @@ pub struct DataSection {
     pub scaling: Scaling,
     /// Digital number that means "no data", in place of what the images declare. Default: what they declare.
     pub nodata: Option<f64>,
+    /// How the images at high resolution are read. Only `model.superres = true` reads them.
+    pub highres: HighresSection,
     /// Part of each scene to train on. Default: `west`.
     #[serde(deserialize_with = "region")]
     pub train: Region,
@@ -70,6 +72,7 @@ impl Default for DataSection {
             bands: bands.map(|name| Band::Name(name.into())).to_vec(),
             scaling: Scaling::default(),
             nodata: None,
+            highres: HighresSection::default(),
             train: Region::West,
             test: Region::East,
             chip: 64,
@@ -101,6 +104,33 @@ impl DataSection {
     }
 }
 
+/// `[data.highres]`: how the images at high resolution are read that the super-resolution branch learns.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct HighresSection {
+    /// Their bands in the order of the branch's channels, by name or by number from 1. Default: B04, B03, B02, B08.
+    pub bands: Vec<Band>,
+    /// The bands of the images that show the same, by name or number: `test` compares the branch with their bicubic
+    /// enlargement. Default: those of the same names as `bands`.
+    pub baseline: Option<Vec<Band>>,
+    /// From digital numbers to reflectance: `offset` and `scale` alone.
+    pub scaling: Scaling,
+    /// Digital number that means "no data", in place of what the images declare. Default: what they declare.
+    pub nodata: Option<f64>,
+}
+
+impl Default for HighresSection {
+    fn default() -> Self {
+        let bands = ["B04", "B03", "B02", "B08"];
+        Self {
+            bands: bands.map(|name| Band::Name(name.into())).to_vec(),
+            baseline: None,
+            scaling: Scaling::default(),
+            nodata: None,
+        }
+    }
+}
+
 /// One entry of `data.scenes`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -109,6 +139,8 @@ pub struct SceneEntry {
     pub image: PathBuf,
     /// The label on the fine grid: 1 foreground, 0 background, 255 neither.
     pub mask: Option<PathBuf>,
+    /// The image at high resolution, a GeoTIFF with the bands of `data.highres.bands` on the label's grid.
+    pub highres: Option<PathBuf>,
 }
 
 /// Where the tensors are.

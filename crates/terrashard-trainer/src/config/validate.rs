@@ -3,10 +3,11 @@
 use std::path::Path;
 
 use terrashard_layout::{Offload, Stage};
+use terrashard_models::SUPERRES_CHANNELS;
 
 use super::train::{GroupEntry, Length, NonFinite, OptimizerRule, Schedule, TrainSection};
 use super::zero::{Ranks, RecomputeChoice, ZeroSection};
-use super::{Config, DataSection};
+use super::{Band, Config, DataSection};
 use crate::error::{Error, Result};
 
 /// The largest height and width of samples and windows in pixels of the image: a map of 20480 pixels squared at 2 m, far
@@ -36,6 +37,11 @@ impl Config {
             );
             let got = format!("{} names", data.bands.len());
             return Err(Error::invalid("data.bands", got, expected));
+        }
+        let highres = &data.highres;
+        four("data.highres.bands", &highres.bands)?;
+        if let Some(bands) = &highres.baseline {
+            four("data.highres.baseline", bands)?;
         }
         model.validate()?;
         if model.classes != 1 {
@@ -104,6 +110,17 @@ fn only_with(given: bool, key: &str, other: &str) -> Result<()> {
         key,
         "a value",
         format!("none, since only {other} reads it"),
+    )
+}
+
+fn four(key: &str, bands: &[Band]) -> Result<()> {
+    check(
+        bands.len() == SUPERRES_CHANNELS,
+        key,
+        format!("{} names", bands.len()),
+        format!(
+            "{SUPERRES_CHANNELS} names, in the order of the super-resolution branch's channels"
+        ),
     )
 }
 

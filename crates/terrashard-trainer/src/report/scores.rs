@@ -51,13 +51,33 @@ fn behind(tested: u64, last: u64) -> Option<String> {
 
 /// Where the model stands beside the baseline.
 fn standing(test: &TestRecord, near: &str, note: Option<&str>) -> String {
+    let rule = match test.threshold {
+        Some(threshold) => {
+            format!("a pixel is called foreground above a probability of {threshold}")
+        }
+        None => {
+            "a pixel is given its most probable class, and ratios are means over classes".into()
+        }
+    };
     let mut text = format!(
-        "<p>Counted over the {} valid pixels of the test region, {:.1}\u{a0}% of them foreground; \
-         a pixel is called foreground above a probability of {}.</p>",
+        "<p>Counted over the {} valid pixels of the test region, {:.1}\u{a0}% of them foreground; {rule}.</p>",
         grouped(test.valid_pixels),
         100.0 * test.scores.prevalence.unwrap_or(0.0),
-        test.threshold
     );
+    if let Some(image) = &test.image {
+        let number = |value: Option<f64>, digits: usize| {
+            value.map_or("n/a".into(), |value| format!("{value:.digits$}"))
+        };
+        let _ = write!(
+            text,
+            "<p>The super-resolved image comes within a PSNR of {}\u{a0}dB and an SSIM of {} of the image at high resolution; \
+             bicubic enlargement reaches {}\u{a0}dB and {}.</p>",
+            number(image.psnr, 1),
+            number(image.ssim, 3),
+            number(image.bicubic_psnr, 1),
+            number(image.bicubic_ssim, 3)
+        );
+    }
     let Some(baseline) = &test.baseline else {
         return text;
     };

@@ -7,7 +7,7 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 use terrashard_collectives::{Communicator, Traffic};
 use terrashard_data::{Batch as Samples, Loader, LoaderOptions};
 use terrashard_layout::{ShardTable, Window};
-use terrashard_models::{Losses, Normalizers, S2s2Net, Targets, initial_value};
+use terrashard_models::{Losses, Normalizers, S2s2Net, SUPERRES_CHANNELS, Targets, initial_value};
 use terrashard_ops::{Labels, Masks};
 use terrashard_zero::{Initial, Origin, Precision, StepOutcome, ZeroOptimizer, declared};
 
@@ -169,7 +169,7 @@ impl<'a> Rank<'a> {
         let before = self.traffic();
         let window = self.plan.window(step);
         let normalizers = self.normalizers(&window)?;
-        let nothing = normalizers.valid_pixels == 0.0;
+        let nothing = normalizers.valid_pixels + normalizers.superres_values == 0.0;
         let mut sums = Terms::default();
         for number in 0..self.plan.batch.accumulate {
             let loader = &mut self.loader;
@@ -270,15 +270,17 @@ impl<'a> Rank<'a> {
         ]
     }
 
-    /// The counts of a whole step over all ranks. Labels are counted when chips are cut, so every rank knows them.
+    /// The counts of a whole step over all ranks. Labels and high-resolution pixels are counted when chips are cut, so every
+    /// rank knows them.
     fn normalizers(&self, window: &Window) -> Result<Normalizers> {
         let cursors = window.samples();
         let samples = (cursors.end - cursors.start) as f64;
-        let counts = self.plan.chips.class_counts(&self.plan.order, cursors)?;
+        let (chips, order) = (&self.plan.chips, &self.plan.order);
+        let counts = chips.class_counts(order, cursors.clone())?;
         Ok(Normalizers {
             samples,
             valid_pixels: counts.iter().sum::<u64>() as f64,
-            superres_values: 0.0,
+            superres_values: chips.target_values(order, cursors)? as f64,
         })
     }
 
@@ -290,6 +292,7 @@ impl<'a> Rank<'a> {
             scale,
             images,
             masks,
+            targets,
             ids,
             ..
         } = batch;
@@ -304,7 +307,12 @@ impl<'a> Rank<'a> {
             TensorData::new(images, [samples, bands, side, side]),
             (&autodiff, element),
         );
-        let labels = Labels::new(masks, [samples, side * scale, side * scale], &self.device);
+        let fine = side * scale;
+        let labels = Labels::new(masks, [samples, fine, fine], &self.device);
+        let superres = targets.map(|values| {
+            let data = TensorData::new(values, [samples, SUPERRES_CHANNELS, fine, fine]);
+            Tensor::from_data(data, (&self.device, DType::F32))
+        });
         let config = self.plan.config;
         let masks = Masks {
             seed: config.train.seed,
@@ -314,10 +322,7 @@ impl<'a> Rank<'a> {
         let (recompute, batch_norm) = (&config.zero.recompute, config.train.batch_norm);
         let scope = Training::new(&self.optimizer, recompute, batch_norm, masks);
         let maps = self.model.forward(image, &scope);
-        let targets = Targets {
-            labels,
-            superres: None,
-        };
+        let targets = Targets { labels, superres };
         config.train.loss.of(&maps, &targets, normalizers, &scope)
     }
 

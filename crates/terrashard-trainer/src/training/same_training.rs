@@ -1,7 +1,7 @@
 //! Whether a configuration goes on with the training that a checkpoint was saved from, or asks for another one.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use toml::{Table, Value};
 
@@ -30,15 +30,16 @@ pub(super) fn difference(ours: &Config, theirs: &Config) -> Option<Difference> {
 
 /// Whether two lists name the same scenes. Paths may be written differently, and the files may have moved.
 pub(crate) fn same_scenes(ours: &[SceneEntry], theirs: &[SceneEntry]) -> bool {
-    let same_mask = |ours: &SceneEntry, theirs: &SceneEntry| match (&ours.mask, &theirs.mask) {
+    let same = |ours: &Option<PathBuf>, theirs: &Option<PathBuf>| match (ours, theirs) {
         (Some(ours), Some(theirs)) => same_file(ours, theirs),
         (ours, theirs) => ours == theirs,
     };
     ours.len() == theirs.len()
-        && ours
-            .iter()
-            .zip(theirs)
-            .all(|(ours, theirs)| same_file(&ours.image, &theirs.image) && same_mask(ours, theirs))
+        && ours.iter().zip(theirs).all(|(ours, theirs)| {
+            same_file(&ours.image, &theirs.image)
+                && same(&ours.mask, &theirs.mask)
+                && same(&ours.highres, &theirs.highres)
+        })
 }
 
 fn same_file(ours: &Path, theirs: &Path) -> bool {
@@ -54,6 +55,9 @@ fn defining(config: &Config) -> Table {
     let mut whole = Table::try_from(config).expect("every section is a table of plain values");
     if let Some(Value::Table(data)) = whole.get_mut("data") {
         data.retain(|key, _| !FREE.contains(&key));
+        if let Some(Value::Table(highres)) = data.get_mut("highres") {
+            highres.remove("baseline");
+        }
     }
     if let Some(Value::Table(train)) = whole.get_mut("train") {
         train.retain(|key, _| ["seed", "loss", "optimizer"].contains(&key));
@@ -131,6 +135,15 @@ mod tests {
         let scenes = "data.scenes=[{ image = \"c.tif\", mask = \"b.tif\" }]";
         let found = difference(&config(&[scenes]), &config(&[])).unwrap();
         assert_eq!(found.key, "data.scenes");
+        let scenes = "data.scenes=[{ image = \"a.tif\", mask = \"b.tif\", highres = \"c.tif\" }]";
+        let found = difference(&config(&[scenes]), &config(&[])).unwrap();
+        assert_eq!(found.key, "data.scenes");
+        check(
+            "data.highres.scaling.offset=-1000.0",
+            "data.highres.scaling.offset",
+            "-1000.0",
+            "0.0",
+        );
     }
 
     #[test]
@@ -145,6 +158,7 @@ mod tests {
             "data.tile=96",
             "data.overlap=8",
             "data.baseline_note=x",
+            "data.highres.baseline=[3, 2, 1, 4]",
             "log.seconds=1.0",
             "checkpoint.every=3",
             // The old file is gone, the name is the same.

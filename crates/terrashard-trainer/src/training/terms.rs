@@ -30,6 +30,7 @@ impl Terms {
             true => [
                 (config.train.loss.name().to_string(), sums[1]),
                 ("affinity".to_string(), sums[2]),
+                ("l1".to_string(), sums[3]),
             ]
             .into(),
             false => Default::default(),

@@ -273,9 +273,9 @@ fn bad_input_is_refused_in_one_line() {
     check(
         "model.superres=true",
         &[
-            "`model.superres = true` is not supported yet",
-            "no high-resolution target",
-            "set `model.superres = false`",
+            "`data.scenes`",
+            "image.tif without `highres`",
+            "or set `model.superres = false`",
         ],
     );
     check("model.classes=3", &["`model.classes = 3`", "`classes = 1`"]);

@@ -4,6 +4,7 @@
 
 mod commands;
 mod epochs;
+mod highres;
 mod plan;
 mod predicted;
 mod resume;

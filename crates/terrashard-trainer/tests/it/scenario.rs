@@ -77,6 +77,33 @@ impl Scenario {
         self.write(name, (WIDTH, HEIGHT), bands, samples, TRANSFORM);
     }
 
+    /// Four bands on the fine grid: the image's pattern with detail that no image pixel shows, 0 where `gap` says.
+    pub(crate) fn write_highres(&self, name: &str, gap: impl Fn(usize, usize) -> bool) {
+        let (width, height) = (WIDTH * SCALE, HEIGHT * SCALE);
+        let value = |band: usize, x: usize, y: usize| {
+            let base = if is_foreground(x / SCALE, y / SCALE) {
+                4000
+            } else {
+                800
+            };
+            match gap(x, y) {
+                true => 0,
+                false => (base + 300 * band + (x * 53 + y * 29) % 700) as u16,
+            }
+        };
+        let pixels = |band| (0..width * height).map(move |at| (band, at % width, at / width));
+        let samples = (0..4)
+            .flat_map(pixels)
+            .map(|(band, x, y)| value(band, x, y));
+        self.write(
+            name,
+            (width, height),
+            4,
+            Samples::U16(samples.collect()),
+            TRANSFORM.scaled(SCALE as f64),
+        );
+    }
+
     pub(crate) fn write_mask(&self, name: &str, width: usize, class: impl Fn(usize, usize) -> u8) {
         let height = HEIGHT * SCALE;
         let samples = (0..width * height)
