@@ -6,4 +6,5 @@ pub mod host_adam;
 pub mod memory;
 pub mod model;
 pub mod record;
+pub mod stages;
 pub mod torch;

@@ -1,8 +1,13 @@
 //! `cargo xtask bench`: benchmarks in the release profile.
+//!
+//! The compiled `xtask` runs them away from cargo as well: `xtask bench stages --bin PATH --no-build ...`.
 
-use crate::error::Result;
+use std::path::PathBuf;
+
+use crate::error::{Error, Result};
+use crate::libtorch::LibTorch;
 use crate::step::Step;
-use crate::workspace::{Profile, build_binary, root};
+use crate::workspace::{Profile, build_binary, build_binary_with, root};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -13,25 +18,120 @@ pub(crate) struct Args {
 #[derive(clap::Subcommand)]
 enum Suite {
     /// One model, forward and backward, without an optimizer.
-    Model {
-        /// Passed to the benchmark; `-- --help` lists them.
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-        args: Vec<String>,
-    },
+    Model(Passed),
     /// AdamW in host memory, beside the bandwidth of the memory and beside PyTorch's.
-    HostAdam {
-        /// Passed to the benchmark; `-- --help` lists them.
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-        args: Vec<String>,
-    },
+    HostAdam(Passed),
+    /// Training steps of whole models at each ZeRO stage, beside PyTorch's and DeepSpeed's.
+    Stages(Passed),
+}
+
+#[derive(clap::Args)]
+struct Passed {
+    /// `--bin PATH` for a benchmark that is built already, `--no-build` beside it; all others are passed to the benchmark:
+    /// `-- --help` lists them.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    args: Vec<String>,
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let (suite, args) = match &args.suite {
-        Suite::Model { args } => ("model", args),
-        Suite::HostAdam { args } => ("host-adam", args),
+    let (suite, passed) = match &args.suite {
+        Suite::Model(passed) => ("model", passed),
+        Suite::HostAdam(passed) => ("host-adam", passed),
+        Suite::Stages(passed) => ("stages", passed),
     };
-    let binary = build_binary("bench", Profile::Release)?;
-    let step = Step::new("bench", binary).arg(suite).dir(root());
-    step.args(args).run()
+    let call = Call::new(&passed.args)?;
+    let step = match (call.bin, call.computes) {
+        // What its libraries are, whoever calls it has said in the environment.
+        (Some(bin), _) => Step::new("bench", bin),
+        (None, Computes::Flex) => Step::new("bench", build_binary("bench", Profile::Release)?),
+        (None, Computes::LibTorch) => {
+            let libtorch = LibTorch::found()?;
+            let binary = build_binary_with(&libtorch, "bench", Profile::Release)?;
+            libtorch.surround(Step::new("bench", binary))
+        }
+    };
+    step.arg(suite).dir(root()).args(call.args).run()
+}
+
+/// What is asked of us, and what of the benchmark.
+#[derive(Debug, PartialEq)]
+struct Call {
+    bin: Option<PathBuf>,
+    computes: Computes,
+    args: Vec<String>,
+}
+
+/// What the benchmark has to be built with.
+#[derive(Debug, PartialEq)]
+enum Computes {
+    Flex,
+    LibTorch,
+}
+
+impl Call {
+    fn new(given: &[String]) -> Result<Self> {
+        let mut call = Self {
+            bin: None,
+            computes: Computes::Flex,
+            args: Vec::new(),
+        };
+        let mut built = false;
+        let mut given = given.iter();
+        while let Some(arg) = given.next() {
+            match arg.as_str() {
+                "--bin" => call.bin = given.next().map(PathBuf::from),
+                "--no-build" => built = true,
+                _ => call.args.push(arg.clone()),
+            }
+        }
+        if built && call.bin.is_none() {
+            return Err(Error::Usage {
+                message: "--no-build needs --bin PATH, which says what to use instead".into(),
+            });
+        }
+        let libtorch = |pair: &[String]| match pair[0].as_str() {
+            "--device" => pair[1] == "cuda",
+            "--backend" => pair[1].split(',').any(|backend| backend == "tch"),
+            _ => false,
+        };
+        if call.args.windows(2).any(libtorch) {
+            call.computes = Computes::LibTorch;
+        }
+        // The benchmark runs in the root folder: a path given from elsewhere has to be made whole first.
+        if let Some(bin) = &mut call.bin {
+            *bin = std::path::absolute(&*bin).map_err(|source| Error::file(&*bin, source))?;
+        }
+        Ok(call)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call(line: &str) -> Result<Call> {
+        let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+        Call::new(&words)
+    }
+
+    #[test]
+    fn what_is_ours_is_taken_out_and_the_rest_passed_on() {
+        let built = call("--models b0 --bin /x/bench --no-build --device cuda").unwrap();
+        assert_eq!(built.bin, Some("/x/bench".into()));
+        assert_eq!(built.args, ["--models", "b0", "--device", "cuda"]);
+        let message = call("--no-build").unwrap_err().to_string();
+        assert!(message.contains("--bin"), "{message}");
+    }
+
+    #[test]
+    fn libtorch_is_built_in_where_it_computes() {
+        for (line, computes) in [
+            ("--device cpu", Computes::Flex),
+            ("--backend flex", Computes::Flex),
+            ("--backend flex,tch", Computes::LibTorch),
+            ("--px 64 --device cuda", Computes::LibTorch),
+        ] {
+            assert_eq!(call(line).unwrap().computes, computes, "{line}");
+        }
+    }
 }

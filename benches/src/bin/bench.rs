@@ -2,12 +2,17 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 use terrashard_benches::host_adam::{self, HostAdamBench, HostAdamRow, Variant};
 use terrashard_benches::model::{self, ModelBench, ModelRow};
 use terrashard_benches::record::{self, Circumstances};
+use terrashard_benches::stages::peer::Peers;
+use terrashard_benches::stages::{
+    self, Device, Job, Precision, Scripts, Sharding, StagesBench, StagesRow,
+};
 use terrashard_benches::torch;
 use terrashard_models::ModelConfig;
 
@@ -24,6 +29,15 @@ enum Suite {
     Model(Model),
     /// AdamW in host memory, beside the bandwidth of the memory and beside PyTorch's.
     HostAdam(HostAdam),
+    /// Training steps of whole models at each ZeRO stage, beside PyTorch's and DeepSpeed's.
+    Stages(Box<Stages>),
+    /// One process of `stages`.
+    #[command(hide = true)]
+    StagesRank {
+        /// The job, JSON.
+        #[arg(value_parser = job)]
+        job: Job,
+    },
 }
 
 #[derive(Args)]
@@ -63,6 +77,83 @@ struct HostAdam {
 }
 
 #[derive(Args)]
+struct Stages {
+    /// Models: tiny, b0 to b5, xl.
+    #[arg(long, value_delimiter = ',', default_value = "b0")]
+    models: Vec<String>,
+    /// What computes.
+    #[arg(long, value_enum, default_value = "cpu")]
+    device: DeviceFlag,
+    /// What computes on the CPU.
+    #[arg(long, default_value = "flex", value_parser = ["flex", "tch"])]
+    backend: String,
+    /// Numbers of ranks: one for each GPU, threads on the CPU.
+    #[arg(long, value_delimiter = ',', default_value = "1", value_parser = count)]
+    ranks: Vec<usize>,
+    /// Stages, with `+recompute` or `+offload` behind them.
+    #[arg(long, value_delimiter = ',', default_value = "0")]
+    stages: Vec<Sharding>,
+    /// Element types of the computation.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "bf16")]
+    precision: Vec<Precision>,
+    /// Input heights and widths in pixels [default: 512; 256 for xl, 64 for tiny].
+    #[arg(long, value_delimiter = ',', value_parser = count)]
+    px: Vec<usize>,
+    /// Samples of each rank [default: 8; 24 for b5, 48 for xl, 2 for tiny].
+    #[arg(long, value_delimiter = ',', value_parser = count)]
+    batch: Vec<usize>,
+    /// Steps that are timed.
+    #[arg(long, default_value = "20", value_parser = count)]
+    steps: usize,
+    /// Steps before those.
+    #[arg(long, default_value = "8", value_parser = count)]
+    warm_up: usize,
+    /// Communicate without computing at the same time.
+    #[arg(long)]
+    no_overlap: bool,
+    /// The peers' scripts, to run theirs beside ours.
+    #[arg(long, requires = "python")]
+    peers: Option<PathBuf>,
+    /// Which peers [default: PyTorch's own].
+    #[arg(long, value_delimiter = ',', requires = "peers")]
+    peer: Vec<String>,
+    /// A Python that has torch.
+    #[arg(long)]
+    python: Option<PathBuf>,
+    /// Seconds after which a measurement is given up.
+    #[arg(long, default_value = "180", value_parser = count)]
+    limit: usize,
+    /// Seconds after which none is begun.
+    #[arg(long, default_value = "500", value_parser = count)]
+    seconds: usize,
+    /// The commit to note, where there is no git.
+    #[arg(long)]
+    commit: Option<String>,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// `--device`.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum DeviceFlag {
+    /// The processor.
+    Cpu,
+    /// NVIDIA GPUs.
+    Cuda,
+}
+
+fn job(text: &str) -> Result<Job, String> {
+    serde_json::from_str(text).map_err(|error| error.to_string())
+}
+
+/// A whole number of at least 1.
+fn count(text: &str) -> Result<usize, String> {
+    let number: Option<usize> = text.parse().ok();
+    let positive = number.filter(|number| *number > 0);
+    positive.ok_or_else(|| "expected a whole number of at least 1".into())
+}
+
+#[derive(Args)]
 struct Output {
     /// One JSON row a line on standard output instead of a table.
     #[arg(long)]
@@ -84,6 +175,12 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().suite {
         Suite::Model(arguments) => run_model(&arguments),
         Suite::HostAdam(arguments) => run_host_adam(arguments),
+        Suite::Stages(arguments) => run_stages(*arguments),
+        // What went wrong is in the result already.
+        Suite::StagesRank { job } => match stages::speak(&job) {
+            Ok(()) => Ok(()),
+            Err(_) => return ExitCode::FAILURE,
+        },
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -120,8 +217,7 @@ fn run_model(arguments: &Model) -> Result<(), Failure> {
             report.add(row, model_cells);
         }
     }
-    let title = "Forward and backward of one model, burn's CPU backend";
-    report.write(title, Vec::new())
+    report.write("Forward and backward of one model, burn's CPU backend")
 }
 
 fn run_host_adam(arguments: HostAdam) -> Result<(), Failure> {
@@ -151,18 +247,115 @@ fn run_host_adam(arguments: HostAdam) -> Result<(), Failure> {
         }
     }
     let first = report.rows.first();
-    let mut others: Vec<String> = first
-        .map(|row| format!("instruction set: {}", row.instruction_set))
-        .into_iter()
-        .collect();
+    let instructions = first.map(|row| format!("instruction set: {}", row.instruction_set));
     let version = first.and_then(|row| row.torch.as_ref());
-    others.extend(version.map(|version| format!("pytorch: {version}")));
-    report.write("AdamW in host memory", others)
+    let version = version.map(|version| format!("pytorch: {version}"));
+    let others = instructions.into_iter().chain(version).collect();
+    report.circumstances.others = others;
+    report.write("AdamW in host memory")
+}
+
+fn run_stages(arguments: Stages) -> Result<(), Failure> {
+    let head = [
+        "who",
+        "model",
+        "px",
+        "batch",
+        "precision",
+        "ranks",
+        "stage",
+        "ms",
+        "images/s",
+        "alloc GiB",
+        "reserved GiB",
+        "exposed",
+        "host ms",
+        "loss 1",
+        "loss 5",
+        "last loss",
+    ];
+    let title = "Training steps at each ZeRO stage";
+    let mut report = Report::new(&arguments.output, &head);
+    if let Some(commit) = arguments.commit.clone() {
+        report.circumstances.commit = commit;
+    }
+    let scripts = arguments.peers.zip(arguments.python);
+    let bench = StagesBench {
+        models: arguments.models,
+        px: arguments.px,
+        batches: arguments.batch,
+        precisions: arguments.precision,
+        shardings: arguments.stages,
+        ranks: arguments.ranks,
+        device: match (arguments.device, arguments.backend.as_str()) {
+            (DeviceFlag::Cuda, _) => Device::Cuda,
+            (DeviceFlag::Cpu, "tch") => Device::Tch,
+            (DeviceFlag::Cpu, _) => Device::Flex,
+        },
+        steps: arguments.steps,
+        warm_up: arguments.warm_up,
+        overlap: !arguments.no_overlap,
+        peers: scripts.map(|(folder, python)| Peers {
+            scripts: Scripts { folder, python },
+            names: arguments.peer,
+        }),
+        limit: Duration::from_secs(arguments.limit as u64),
+        total: Duration::from_secs(arguments.seconds as u64),
+        commit: report.circumstances.commit.clone(),
+    };
+    let mut failed = None;
+    stages::run(&bench, |row| {
+        report.add(row, stages_cells);
+        // What is measured is kept, whatever becomes of the rest.
+        if let Err(error) = report.write(title) {
+            failed.get_or_insert(error);
+        }
+    })?;
+    failed.map_or(Ok(()), Err)
+}
+
+fn stages_cells(row: &StagesRow) -> Vec<String> {
+    let sharding = Sharding {
+        stage: row.stage,
+        offload: row.offload,
+        recompute: row.recompute,
+    };
+    let what = [
+        row.who.clone(),
+        row.model.clone(),
+        row.px.to_string(),
+        row.batch_per_rank.to_string(),
+        row.precision.to_string(),
+        row.ranks.to_string(),
+        sharding.to_string(),
+    ];
+    let optional = |value: Option<f64>, digits: usize| {
+        value.map_or("-".into(), |value| format!("{value:.digits$}"))
+    };
+    let rest = match (&row.measured, &row.error) {
+        (Some(measured), _) => {
+            let loss = |step: usize| optional(measured.loss.get(&step).copied(), 5);
+            vec![
+                format!("{:.2}", measured.step_ms),
+                format!("{:.1}", measured.images_s),
+                optional(measured.alloc_gib, 2),
+                optional(measured.reserved_gib, 2),
+                optional(measured.exposed_comm, 3),
+                optional(measured.host_ms, 1),
+                loss(1),
+                loss(5),
+                optional(measured.loss.values().next_back().copied(), 5),
+            ]
+        }
+        (None, error) => vec![format!("failed: {}", error.as_deref().unwrap_or("unknown"))],
+    };
+    what.into_iter().chain(rest).collect()
 }
 
 /// Rows, printed as they come and written as a record in the end.
 struct Report<'a, R> {
     output: &'a Output,
+    circumstances: Circumstances,
     table: Vec<Vec<String>>,
     rows: Vec<R>,
 }
@@ -172,8 +365,11 @@ impl<'a, R: Serialize> Report<'a, R> {
         if !output.json {
             println!("{}", head.join("\t"));
         }
+        let arguments: Vec<String> = std::env::args().skip(1).collect();
+        let command = format!("cargo xtask bench {}", arguments.join(" "));
         Self {
             output,
+            circumstances: Circumstances::of(command),
             table: vec![head.iter().map(ToString::to_string).collect()],
             rows: Vec::new(),
         }
@@ -189,15 +385,10 @@ impl<'a, R: Serialize> Report<'a, R> {
         self.rows.push(row);
     }
 
-    fn write(self, title: &str, others: Vec<String>) -> Result<(), Failure> {
-        let Some(out) = &self.output.out else {
-            return Ok(());
-        };
-        let arguments: Vec<String> = std::env::args().skip(1).collect();
-        let mut circumstances =
-            Circumstances::of(format!("cargo xtask bench {}", arguments.join(" ")));
-        circumstances.others = others;
-        record::write(out, title, &circumstances, &self.table, &self.rows)?;
+    fn write(&self, title: &str) -> Result<(), Failure> {
+        if let Some(out) = &self.output.out {
+            record::write(out, title, &self.circumstances, &self.table, &self.rows)?;
+        }
         Ok(())
     }
 }

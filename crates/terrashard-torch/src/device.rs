@@ -54,6 +54,22 @@ pub fn set_deterministic(on: bool) -> Result<()> {
     shim::set_deterministic(on)
 }
 
+/// Lets GPUs round the factors of 32-bit matrix products and convolutions to 19 bits, or no longer. For the whole process.
+///
+/// # Errors
+/// [`Error::Exception`](crate::Error) if LibTorch refuses.
+pub fn set_tf32(on: bool) -> Result<()> {
+    shim::set_tf32(on)
+}
+
+/// Gives memory that the GPU's caching allocator keeps for later back to the device.
+///
+/// # Errors
+/// [`Error::Exception`](crate::Error) if LibTorch was built for the CPU alone.
+pub fn empty_cache() -> Result<()> {
+    shim::empty_cache()
+}
+
 /// The version of LibTorch that this was built against.
 pub fn version() -> String {
     shim::version()

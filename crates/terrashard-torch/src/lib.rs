@@ -46,7 +46,7 @@ pub use {
     adamw::AdamW,
     attention::Attention,
     backend::{LibTorch, Primitive, cpu, gpu, inner, outer},
-    device::{Memory, is_deterministic, set_deterministic, version},
+    device::{Memory, empty_cache, is_deterministic, set_deterministic, set_tf32, version},
     error::{Error, Result},
     gradients::{conv2d_backward, layer_norm_backward},
     tch,

@@ -185,4 +185,17 @@ int terrashard_reset_peak(char** message, int64_t device) {
   return guarded(message, [&] { at::accelerator::resetPeakStats(static_cast<c10::DeviceIndex>(device)); });
 }
 
+// Whether products of 32-bit matrices may round their factors to 19 bits, where the GPU can.
+int terrashard_set_tf32(char** message, int on) {
+  return guarded(message, [&] {
+    auto& context = at::globalContext();
+    context.setAllowTF32CuBLAS(on != 0);
+    context.setAllowTF32CuDNN(on != 0);
+  });
+}
+
+int terrashard_empty_cache(char** message) {
+  return guarded(message, [&] { at::accelerator::emptyCache(); });
+}
+
 }  // extern "C"

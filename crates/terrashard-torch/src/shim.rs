@@ -76,6 +76,8 @@ unsafe extern "C" {
     fn terrashard_set_deterministic(message: Message, on: c_int) -> c_int;
     fn terrashard_memory(message: Message, device: i64, out: *mut i64) -> c_int;
     fn terrashard_reset_peak(message: Message, device: i64) -> c_int;
+    fn terrashard_set_tf32(message: Message, on: c_int) -> c_int;
+    fn terrashard_empty_cache(message: Message) -> c_int;
 }
 
 /// What is called, for messages.
@@ -88,6 +90,7 @@ pub(crate) enum Call {
     AdamW,
     Deterministic,
     Memory,
+    Tf32,
 }
 
 impl Call {
@@ -100,6 +103,7 @@ impl Call {
             Self::AdamW => "a step of adamw",
             Self::Deterministic => "the choice of deterministic algorithms",
             Self::Memory => "the count of the device's memory",
+            Self::Tf32 => "the choice of how matrix products round",
         }
     }
 
@@ -314,4 +318,16 @@ pub(crate) fn memory(device: usize) -> Result<[i64; 4]> {
 pub(crate) fn reset_peak(device: usize) -> Result<()> {
     // SAFETY: takes nothing but the device's index, which LibTorch checks.
     Call::Memory.run(|message| unsafe { terrashard_reset_peak(message, device as i64) })
+}
+
+pub(crate) fn set_tf32(on: bool) -> Result<()> {
+    Call::Tf32.run(|message| {
+        // SAFETY: takes nothing but the flag.
+        unsafe { terrashard_set_tf32(message, c_int::from(on)) }
+    })
+}
+
+pub(crate) fn empty_cache() -> Result<()> {
+    // SAFETY: takes nothing; memory that a tensor holds is not touched.
+    Call::Memory.run(|message| unsafe { terrashard_empty_cache(message) })
 }
