@@ -24,7 +24,7 @@ pub fn observe_maps(maps: &Maps, prefix: &str, seen: &mut Tensors) {
             put(format!("{name}_sim"), similarity(&values(low)));
         }
         if let Some(map) = map {
-            let map = values(map);
+            let map = values(&map.clone().pixels());
             for every in [3, 11] {
                 put(format!("{name}_every{every}"), sampled(&map, every));
             }

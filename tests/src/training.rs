@@ -357,9 +357,9 @@ fn detached(maps: Maps) -> Maps {
         features: maps.features.map(Tensor::inner),
         head: maps.head.inner(),
         seg_low: maps.seg_low.inner(),
-        segmentation: maps.segmentation.inner(),
+        segmentation: maps.segmentation.map(Tensor::inner),
         sr_low: maps.sr_low.map(Tensor::inner),
-        superres: maps.superres.map(Tensor::inner),
+        superres: maps.superres.map(|map| map.map(Tensor::inner)),
     }
 }
 

@@ -7,8 +7,8 @@ use crate::scope::{Scope, take};
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
 use terrashard_ops::{
-    Activation, BatchNorm, Conv2d, ConvShape, LevelOrder, Linear, Pass, activate, dropout,
-    fuse_levels,
+    Activation, BatchNorm, Conv2d, ConvShape, Enlarged, LevelOrder, Linear, Pass, activate,
+    dropout, fuse_levels,
 };
 
 /// Channels that the head gives to the branches.
@@ -107,16 +107,20 @@ impl Branch {
     }
 
     /// The map at the input's resolution and the final one.
-    fn forward(&self, prefix: &str, x: Tensor<4>, scope: &impl Scope) -> (Tensor<4>, Tensor<4>) {
-        let enlarge = |name: &str, convolution: &Conv2d, x: Tensor<4>, factor: usize| {
-            let name = format!("{prefix}.{name}");
-            scope.block(&name, convolution, vec![x], move |convolution, x, _| {
-                let [x] = take(x);
-                convolution.forward_upsampled(x, factor)
-            })
-        };
-        let low: Tensor<4> = enlarge("conv0", &self.conv0, x, HEAD_STRIDE);
-        (low.clone(), enlarge("conv1", &self.conv1, low, self.scale))
+    fn forward(&self, prefix: &str, x: Tensor<4>, scope: &impl Scope) -> (Tensor<4>, Enlarged) {
+        let name = format!("{prefix}.conv0");
+        let low: Tensor<4> = scope.block(&name, &self.conv0, vec![x], |convolution, x, _| {
+            let [x] = take(x);
+            convolution.forward_upsampled(x, HEAD_STRIDE)
+        });
+        let (name, scale) = (format!("{prefix}.conv1"), self.scale);
+        let inputs = vec![low.clone()];
+        let map = scope.block(&name, &self.conv1, inputs, move |convolution, x, _| {
+            let [x] = take(x);
+            convolution.forward_enlarged(x, scale)
+        });
+        let [_, _, h, w] = low.dims();
+        (low, Enlarged::new(map, [h, w], scale))
     }
 }
 
@@ -139,8 +143,8 @@ pub struct Tail {
 /// What the [`Tail`] makes, at the padded size.
 pub(crate) struct TailMaps {
     pub(crate) head: Tensor<4>,
-    pub(crate) segmentation: (Tensor<4>, Tensor<4>),
-    pub(crate) superres: Option<(Tensor<4>, Tensor<4>)>,
+    pub(crate) segmentation: (Tensor<4>, Enlarged),
+    pub(crate) superres: Option<(Tensor<4>, Enlarged)>,
 }
 
 impl Tail {

@@ -10,7 +10,7 @@ use crate::scope::Scope;
 use crate::weights;
 use burn::module::Module;
 use burn::tensor::{Device, Tensor, TensorData};
-use terrashard_ops::Running;
+use terrashard_ops::{Enlarged, Running};
 
 /// S2S2Net: a Mix Transformer whose output is enlarged to several times the input's resolution, with a branch for the
 /// segmentation and perhaps one for the image itself ([weiji14/s2s2net](https://github.com/weiji14/s2s2net)).
@@ -33,11 +33,11 @@ pub struct Maps {
     /// The segmentation branch at the input's resolution, `[N, 8, H, W]`.
     pub seg_low: Tensor<4>,
     /// Logits, `[N, classes, scale H, scale W]`.
-    pub segmentation: Tensor<4>,
+    pub segmentation: Enlarged,
     /// The super-resolution branch at the input's resolution, `[N, 8, H, W]`.
     pub sr_low: Option<Tensor<4>>,
     /// The super-resolved image, `[N, 4, scale H, scale W]`.
-    pub superres: Option<Tensor<4>>,
+    pub superres: Option<Enlarged>,
 }
 
 impl S2s2Net {
@@ -68,13 +68,17 @@ impl S2s2Net {
         let maps = self.tail.forward(&features, scope);
         let (seg_low, segmentation) = maps.segmentation;
         let (sr_low, superres) = maps.superres.unzip();
+        let enlarged = |map: Enlarged| {
+            let scale = self.scale / map.factor();
+            map.map(|values| padding.crop(values, scale))
+        };
         Maps {
             features,
             head: maps.head,
             seg_low: padding.crop(seg_low, 1),
-            segmentation: padding.crop(segmentation, self.scale),
+            segmentation: enlarged(segmentation),
             sr_low: sr_low.map(|low| padding.crop(low, 1)),
-            superres: superres.map(|map| padding.crop(map, self.scale)),
+            superres: superres.map(enlarged),
         }
     }
 

@@ -68,13 +68,17 @@ fn run(dtype: DType, loss: Loss) -> Vec<(String, Vec<f64>)> {
     };
     let scope = Plain::training();
     let maps = model.forward(wave([n, 6, height, width], dtype), &scope);
-    assert_eq!(maps.segmentation.dtype(), dtype);
+    assert_eq!(maps.segmentation.values().dtype(), dtype);
     let losses = loss.of(&maps, &targets, &Normalizers::of(&targets), &scope);
     assert_eq!(losses.total.dtype(), DType::F32);
     let mut found = vec![
         (
             "logits".into(),
-            maps.segmentation.into_data().iter::<f64>().collect(),
+            maps.segmentation
+                .pixels()
+                .into_data()
+                .iter::<f64>()
+                .collect(),
         ),
         (
             "loss".into(),

@@ -147,10 +147,10 @@ fn any_size_is_padded_inside_and_cropped_after() {
             .collect()
     };
     let wide = Tensor::from_data(TensorData::new(wide, [1, 6, 64, 64]), &device);
-    let large = model.forward(wide, &scope).segmentation;
+    let large = model.forward(wide, &scope).segmentation.pixels();
     assert_eq!(
         host(large.slice([0..1, 0..1, 0..175, 0..250])),
-        host(maps.segmentation)
+        host(maps.segmentation.pixels())
     );
 }
 
@@ -196,7 +196,8 @@ fn inference_leaves_the_running_statistics_and_training_moves_them() {
     let first = host(
         model
             .forward(image(32, 32, &device), &Plain::inference())
-            .segmentation,
+            .segmentation
+            .pixels(),
     );
     assert_eq!(model.buffers(), before);
     model.forward(image(32, 32, &device), &Plain::training());
@@ -208,6 +209,7 @@ fn inference_leaves_the_running_statistics_and_training_moves_them() {
             model
                 .forward(image(32, 32, &device), &Plain::inference())
                 .segmentation
+                .pixels()
         ),
         first
     );
@@ -329,7 +331,7 @@ fn an_ignored_image_has_no_loss_and_no_gradient() {
         let losses = loss.of(&maps, &targets, &Normalizers::of(&targets), &scope);
         assert_eq!(host(losses.total.clone()), [0.0]);
         let gradients = losses.total.backward();
-        let gradient = maps.segmentation.grad(&gradients);
+        let gradient = maps.segmentation.values().grad(&gradients);
         assert!(gradient.is_none_or(|gradient| host(gradient).iter().all(|g| *g == 0.0)));
     }
 }

@@ -187,7 +187,9 @@ fn outputs(maps: &Maps) -> Values {
                 .slice(burn::tensor::s![.., .., ..;step, ..;step]),
         )
     };
-    let (sr_low, sr) = (maps.sr_low.clone().unwrap(), maps.superres.clone().unwrap());
+    let sr_low = maps.sr_low.clone().unwrap();
+    let [seg, sr] =
+        [Some(&maps.segmentation), maps.superres.as_ref()].map(|map| map.unwrap().clone().pixels());
     let mut found = Values::new();
     for (i, feature) in maps.features.iter().enumerate() {
         found.insert(format!("out/feat{i}"), host(feature.clone()));
@@ -199,7 +201,7 @@ fn outputs(maps: &Maps) -> Values {
     ] {
         found.insert(format!("out/{name}"), host(map.clone()));
     }
-    for (name, map) in [("seg", &maps.segmentation), ("sr", &sr)] {
+    for (name, map) in [("seg", &seg), ("sr", &sr)] {
         found.insert(format!("out/{name}"), host(map.clone()));
         for step in [3, 11] {
             found.insert(format!("out/{name}_every{step}"), every(map, step));

@@ -251,9 +251,14 @@ fn statistics_of_a_training_pass_move_the_model_unless_it_recomputes() {
     let scope = Once {
         pass: Pass::new(Mode::Recomputing),
     };
-    let again = bits(model.forward(image.clone(), &scope).segmentation);
+    let again = bits(model.forward(image.clone(), &scope).segmentation.pixels());
     assert_eq!(model.buffers(), before);
-    let first = bits(model.forward(image, &Plain::training()).segmentation);
+    let first = bits(
+        model
+            .forward(image, &Plain::training())
+            .segmentation
+            .pixels(),
+    );
     assert_eq!(first, again);
     assert_ne!(model.buffers(), before);
 }

@@ -5,7 +5,7 @@ use crate::operation::Operation;
 use burn::tensor::Tensor;
 
 /// Vectors shorter than this are divided by it instead of by their length.
-const SHORTEST: f64 = 1e-8;
+pub(crate) const SHORTEST: f64 = 1e-8;
 
 /// Rows of the similarity matrices that exist at a time.
 const TILE: usize = 256;
@@ -48,7 +48,7 @@ fn unit_vectors(x: Tensor<4>, every: usize) -> (Tensor<3>, Tensor<3>) {
 }
 
 /// Where each tile of rows begins and how long it is.
-fn tiles(positions: usize) -> impl Iterator<Item = (usize, usize)> {
+pub(crate) fn tiles(positions: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..positions)
         .step_by(TILE)
         .map(move |start| (start, TILE.min(positions - start)))

@@ -1,6 +1,7 @@
 //! Focal loss over the valid pixels of a binary mask.
 
 use crate::IGNORE;
+use crate::enlarged::Enlarged;
 use crate::graph::operate;
 use crate::labels::Labels;
 use crate::operation::Operation;
@@ -21,16 +22,17 @@ pub struct Focal {
 /// The sum over valid pixels of `alpha_t (1 - p_t)^gamma (-log p_t)`, divided by `focal.divisor`.
 ///
 /// # Shapes
-/// logits `[N, 1, H, W]`, labels `[N, H, W]`; result `[1]`.
-pub fn focal(logits: Tensor<4>, labels: &Labels, focal: Focal) -> Tensor<1> {
+/// logits `[N, 1, H, W]` in any layout, labels `[N, H, W]`; result `[1]`.
+pub fn focal(logits: impl Into<Enlarged>, labels: &Labels, focal: Focal) -> Tensor<1> {
+    let logits = logits.into();
     check_shapes(&logits, labels);
     operate(
-        vec![logits.into_dispatch()],
+        vec![logits.into_values().into_dispatch()],
         Operation::Focal(focal, labels.clone()),
     )
 }
 
-pub(crate) fn check_shapes(logits: &Tensor<4>, labels: &Labels) {
+pub(crate) fn check_shapes(logits: &Enlarged, labels: &Labels) {
     let [n, channels, h, w] = logits.dims();
     assert_eq!(channels, 1, "a binary loss takes one channel of logits");
     assert_eq!(

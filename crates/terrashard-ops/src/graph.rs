@@ -1,6 +1,6 @@
 //! The one kind of node that our operations add to the autodiff graph.
 
-use crate::kernels::Kernels;
+use crate::kernels::{Kernels, Slopes};
 use crate::operation::Operation;
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;
@@ -156,12 +156,21 @@ impl<B: Kernels, C: CheckpointStrategy> Operate for Autodiff<B, C> {
     }
 }
 
-/// The backward step of every operation. Its state names the inputs that the operation needs again, and holds none of them.
+/// What backward needs.
+#[derive(Debug, Clone)]
+enum Kept<B: Kernels, const N: usize> {
+    /// The inputs that the operation needs again, by name alone.
+    Inputs([Option<NodeId>; N]),
+    /// The gradients themselves, of a loss that computes them with its value.
+    Slopes(Slopes<B>),
+}
+
+/// The backward step of every operation. Its state holds no input, and thereby no parameter.
 #[derive(Debug)]
 struct Step;
 
 impl<B: Kernels, const N: usize> Backward<B, N> for Step {
-    type State = (Operation, [Option<NodeId>; N]);
+    type State = (Operation, Kept<B, N>);
 
     fn backward(
         self,
@@ -172,9 +181,14 @@ impl<B: Kernels, const N: usize> Backward<B, N> for Step {
         let gradient = gradients.consume::<B>(&ops.node);
         let (operation, kept) = ops.state;
         let wanted = ops.parents.each_ref().map(Option::is_some);
-        let inputs =
-            kept.map(|id| id.map(|id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id)));
-        let results = operation.backward::<B>(gradient, inputs.into(), &wanted);
+        let results = match kept {
+            Kept::Inputs(ids) => {
+                let inputs = ids
+                    .map(|id| id.map(|id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id)));
+                operation.backward::<B>(gradient, inputs.into(), &wanted)
+            }
+            Kept::Slopes(slopes) => B::scale_slopes(&operation, gradient, slopes),
+        };
         for (parent, result) in ops.parents.iter().zip(results) {
             if let (Some(parent), Some(result)) = (parent, result) {
                 gradients.register::<B>(parent.id, result);
@@ -188,16 +202,19 @@ fn node<B: Kernels, C: CheckpointStrategy, const N: usize>(
     operation: Operation,
 ) -> FloatTensor<Autodiff<B, C>> {
     let guards = inputs.each_ref().map(|input| input.node());
-    let values = inputs
+    let values: Vec<_> = inputs
         .iter()
         .map(|input| input.primitive().clone())
         .collect();
     match Step.prepare::<C>(guards).compute_bound().stateful() {
         OpsKind::Tracked(mut prep) => {
+            if let Some((output, slopes)) = B::with_slopes(&operation, &values) {
+                return prep.finish((operation, Kept::Slopes(slopes)), output);
+            }
             let kept =
                 std::array::from_fn(|i| operation.keeps(i).then(|| prep.checkpoint(&inputs[i])));
             let output = operation.forward::<B>(values);
-            prep.finish((operation, kept), output)
+            prep.finish((operation, Kept::Inputs(kept)), output)
         }
         OpsKind::UnTracked(prep) => prep.finish(operation.forward::<B>(values)),
     }

@@ -7,12 +7,21 @@ use crate::batch_norm::{self, BatchStatistics};
 use crate::convolution::ConvShape;
 use crate::focal::Focal;
 use crate::labels::Labels;
+use crate::operation::Operation;
 use crate::overlap::{self, Dice, SoftBce};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
-use burn::tensor::{DType, FloatDType, Tensor, TensorData};
+use burn::tensor::{DType, FloatDType, Shape, Tensor, TensorData};
 
 pub(crate) type Gradients<B> = Vec<Option<FloatTensor<B>>>;
+
+/// The gradients of a loss, computed with its value but for the factor that backward knows.
+#[derive(Debug, Clone)]
+pub(crate) struct Slopes<B: Backend> {
+    pub(crate) tensors: Vec<FloatTensor<B>>,
+    /// Shapes and types of the inputs.
+    pub(crate) inputs: Vec<(Shape, DType)>,
+}
 
 /// The bodies of our operations on one backend. Inputs are on the plain device, never tracked.
 ///
@@ -24,9 +33,15 @@ pub(crate) trait Kernels: Backend {
     /// The high-level tensor, which lives on this backend, as its primitive.
     fn lower<const D: usize>(tensor: Tensor<D>) -> FloatTensor<Self>;
 
-    /// The type in which tensors of this type are computed, if not in their own.
+    /// The type in which tensors of this type are computed, if not in their own; see
+    /// [`computes_narrow`](Self::computes_narrow).
     fn compute_type(_dtype: DType) -> Option<FloatDType> {
         None
+    }
+
+    /// Whether the bodies of this operation take 16 bits as they are, and add up in more.
+    fn computes_narrow(_operation: &Operation) -> bool {
+        false
     }
 
     /// The tensor in another type.
@@ -189,6 +204,54 @@ pub(crate) trait Kernels: Backend {
         wanted: &[bool],
     ) -> Gradients<Self> {
         portable::upsample_conv2d_backward::<Self>(gradient, x, weight, factor, wanted)
+    }
+
+    /// As [`upsample_conv2d_forward`](Self::upsample_conv2d_forward), by pixels or by blocks, whichever losses are computed of.
+    fn enlarge_conv2d_forward(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: Option<FloatTensor<Self>>,
+        factor: usize,
+    ) -> FloatTensor<Self> {
+        Self::upsample_conv2d_forward(x, weight, bias, factor)
+    }
+
+    /// Gradients of x, weight and bias.
+    fn enlarge_conv2d_backward(
+        gradient: FloatTensor<Self>,
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        factor: usize,
+        wanted: &[bool],
+    ) -> Gradients<Self> {
+        Self::upsample_conv2d_backward(gradient, x, weight, factor, wanted)
+    }
+
+    /// The pixels of a map by blocks.
+    fn pixels_forward(blocks: FloatTensor<Self>, factor: usize) -> FloatTensor<Self> {
+        portable::pixels_forward::<Self>(blocks, factor)
+    }
+
+    /// The adjoint of [`pixels_forward`](Self::pixels_forward).
+    fn pixels_backward(gradient: FloatTensor<Self>, factor: usize) -> FloatTensor<Self> {
+        portable::pixels_backward::<Self>(gradient, factor)
+    }
+
+    /// The value of a loss together with its gradients, on a backend that computes them in one pass.
+    fn with_slopes(
+        _loss: &Operation,
+        _inputs: &[FloatTensor<Self>],
+    ) -> Option<(FloatTensor<Self>, Slopes<Self>)> {
+        None
+    }
+
+    /// The gradients for those that came with the value, and that of the value.
+    fn scale_slopes(
+        _loss: &Operation,
+        _gradient: FloatTensor<Self>,
+        _slopes: Slopes<Self>,
+    ) -> Gradients<Self> {
+        unreachable!("a backend that computes slopes scales them")
     }
 
     /// See [`focal`](crate::focal).

@@ -1,5 +1,6 @@
 //! Mean absolute difference.
 
+use crate::enlarged::Enlarged;
 use crate::focal::total;
 use crate::graph::operate;
 use crate::operation::Operation;
@@ -10,15 +11,16 @@ use burn::tensor::Tensor;
 /// A target of NaN is missing: its loss and its gradient are exactly zero, whatever `x` is there.
 ///
 /// # Shapes
-/// x and target alike; result `[1]`. The target is never differentiated and may be of another float type.
-pub fn l1(x: Tensor<4>, target: Tensor<4>, divisor: f64) -> Tensor<1> {
+/// x `[N, C, H, W]` in any layout, the target by pixels; result `[1]`. The target is never differentiated and may be of another float type.
+pub fn l1(x: impl Into<Enlarged>, target: Tensor<4>, divisor: f64) -> Tensor<1> {
+    let x = x.into();
     assert_eq!(
         x.dims(),
         target.dims(),
         "prediction and target cover the same values"
     );
     operate(
-        vec![x.into_dispatch()],
+        vec![x.into_values().into_dispatch()],
         Operation::L1(target.inner(), divisor),
     )
 }

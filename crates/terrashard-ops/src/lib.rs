@@ -21,6 +21,7 @@
 //! - Knows nothing of ranks: what has to be summed over them goes through [`SumOverRanks`].
 //! - No operation keeps a parameter (or an activation) in its backward state: it keeps the node's identity and asks the
 //!   checkpointer for the value, so that a parameter whose value is gathered again in backward is not held in between.
+//! - A loss on LibTorch computes its gradient with its value and keeps that alone: neither the map nor its target is read twice.
 //! - Everything works in `f32` and in `f64`, and takes `bf16` and `f16`: those are computed in `f32` and rounded at the border of an
 //!   operation, except that a loss is an `f32`.
 
@@ -30,6 +31,7 @@ mod attention;
 mod batch_norm;
 mod convolution;
 mod dropout;
+mod enlarged;
 mod flex;
 mod focal;
 mod fuse;
@@ -62,6 +64,7 @@ pub use attention::attention;
 pub use batch_norm::{BatchStatistics, batch_norm, batch_sums};
 pub use convolution::{ConvShape, conv2d};
 pub use dropout::{drop_path, dropout};
+pub use enlarged::{Enlarged, enlarge_conv2d};
 pub use focal::{Focal, focal};
 pub use fuse::{LevelOrder, fuse_levels};
 pub use l1::l1;

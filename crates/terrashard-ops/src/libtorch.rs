@@ -3,9 +3,19 @@
 //! What LibTorch cannot do is a panic here, as it is in all that burn does on this backend: an operation of burn returns no
 //! error.
 
+mod affinity;
+mod blocks;
+mod enlarge;
+mod losses;
+mod maps;
+
 use crate::Activation;
 use crate::convolution::ConvShape;
-use crate::kernels::{Gradients, Kernels, portable};
+use crate::focal::Focal;
+use crate::kernels::{Gradients, Kernels, Slopes, portable};
+use crate::labels::Labels;
+use crate::operation::Operation;
+use crate::overlap::SoftBce;
 use burn::backend::TensorMetadata;
 use burn::tensor::{DType, FloatDType, Tensor};
 use std::fmt::Display;
@@ -85,6 +95,21 @@ impl Kernels for LibTorch {
 
     fn compute_type(dtype: DType) -> Option<FloatDType> {
         matches!(dtype, DType::F16 | DType::BF16).then_some(FloatDType::F32)
+    }
+
+    fn computes_narrow(operation: &Operation) -> bool {
+        // Maps are computed in their own type; losses widen a piece of a map at a time.
+        matches!(
+            operation,
+            Operation::UpsampleConv2d(_)
+                | Operation::EnlargeConv2d(_)
+                | Operation::Pixels(_)
+                | Operation::Focal(..)
+                | Operation::SoftBce(..)
+                | Operation::DiceSums(_)
+                | Operation::L1(..)
+                | Operation::Affinity(..)
+        )
     }
 
     fn linear_forward(x: Torch, weight: Torch, bias: Torch) -> Torch {
@@ -211,24 +236,78 @@ impl Kernels for LibTorch {
         vec![Some(join(&[gq])), Some(join(&[gk, gv]))]
     }
 
-    fn affinity_backward(
+    fn upsample_conv2d_forward(
+        x: Torch,
+        weight: Torch,
+        bias: Option<Torch>,
+        factor: usize,
+    ) -> Torch {
+        maps::upsample_forward(&x, &weight, bias.as_ref(), factor)
+    }
+
+    fn upsample_conv2d_backward(
         gradient: Torch,
-        a: Torch,
-        b: Torch,
-        every: usize,
-        divisor: f64,
+        x: Torch,
+        weight: Torch,
+        factor: usize,
+        wanted: &[bool],
     ) -> Gradients<Self> {
-        // burn's assignment to a slice with steps does not take every layout: assigned here, computed without steps.
-        let parts = [&a, &b].map(|map| outer(sampled(inner(map), every).copy()));
-        let [part_a, part_b] = parts;
-        let results = portable::affinity_backward::<Self>(gradient, part_a, part_b, 1, divisor);
-        let spread = |(result, map): (Option<Torch>, Torch)| {
-            result.map(|result| {
-                let whole = inner(&map).zeros_like();
-                sampled(&whole, every).copy_(inner(&result));
-                outer(whole)
-            })
-        };
-        results.into_iter().zip([a, b]).map(spread).collect()
+        let gradient = Self::pixels_backward(gradient, factor);
+        maps::enlarge_backward(&gradient, &x, &weight, factor, wanted)
+    }
+
+    fn enlarge_conv2d_forward(
+        x: Torch,
+        weight: Torch,
+        bias: Option<Torch>,
+        factor: usize,
+    ) -> Torch {
+        maps::enlarge_forward(&x, &weight, bias.as_ref(), factor)
+    }
+
+    fn enlarge_conv2d_backward(
+        gradient: Torch,
+        x: Torch,
+        weight: Torch,
+        factor: usize,
+        wanted: &[bool],
+    ) -> Gradients<Self> {
+        maps::enlarge_backward(&gradient, &x, &weight, factor, wanted)
+    }
+
+    fn pixels_forward(map: Torch, factor: usize) -> Torch {
+        outer(blocks::expand(inner(&map), factor as i64))
+    }
+
+    fn pixels_backward(gradient: Torch, factor: usize) -> Torch {
+        outer(blocks::expand_backward(inner(&gradient), factor as i64))
+    }
+
+    fn with_slopes(loss: &Operation, inputs: &[Torch]) -> Option<(Torch, Slopes<Self>)> {
+        maps::with_slopes(loss, inputs)
+    }
+
+    fn scale_slopes(loss: &Operation, gradient: Torch, slopes: Slopes<Self>) -> Gradients<Self> {
+        maps::scale_slopes(loss, &gradient, slopes)
+    }
+
+    fn focal_forward(logits: Torch, labels: &Labels, focal: Focal) -> Torch {
+        maps::value(&Operation::Focal(focal, labels.clone()), &[logits])
+    }
+
+    fn soft_bce_forward(logits: Torch, labels: &Labels, bce: SoftBce) -> Torch {
+        maps::value(&Operation::SoftBce(bce, labels.clone()), &[logits])
+    }
+
+    fn dice_sums(logits: Torch, labels: &Labels) -> Torch {
+        maps::dice_sums(&logits, labels)
+    }
+
+    fn l1_forward(x: Torch, target: &Tensor<4>, divisor: f64) -> Torch {
+        maps::value(&Operation::L1(target.clone(), divisor), &[x])
+    }
+
+    fn affinity_forward(a: Torch, b: Torch, every: usize, divisor: f64) -> Torch {
+        maps::value(&Operation::Affinity(every, divisor), &[a, b])
     }
 }

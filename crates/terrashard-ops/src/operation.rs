@@ -40,6 +40,10 @@ pub(crate) enum Operation {
     Resize([usize; 2], [usize; 2]),
     /// Inputs: x, weight and perhaps bias. Holds the factor.
     UpsampleConv2d(usize),
+    /// The same in the layout of [`Enlarged`](crate::Enlarged).
+    EnlargeConv2d(usize),
+    /// Input: a map by blocks. Holds the factor.
+    Pixels(usize),
     /// Input: logits.
     Focal(Focal, Labels),
     /// Input: logits.
@@ -61,10 +65,11 @@ impl Operation {
             | Self::Conv2d(_)
             | Self::LayerNorm(_)
             | Self::BatchNorm(_)
-            | Self::UpsampleConv2d(_) => input < 2,
+            | Self::UpsampleConv2d(_)
+            | Self::EnlargeConv2d(_) => input < 2,
             Self::FuseLevels(_) => input < 5,
             // Linear functions: their gradients are the same everywhere.
-            Self::Resize(..) | Self::Drop(_) => false,
+            Self::Resize(..) | Self::Drop(_) | Self::Pixels(_) => false,
             _ => true,
         }
     }
@@ -86,6 +91,9 @@ impl Operation {
     /// The result in the first input's type, computed in the type that the backend computes that in.
     pub(crate) fn forward<B: Kernels>(&self, inputs: Vec<FloatTensor<B>>) -> FloatTensor<B> {
         let dtype = inputs[0].dtype();
+        if B::computes_narrow(self) && inputs.iter().all(|input| input.dtype() == dtype) {
+            return self.forward_in_type::<B>(inputs);
+        }
         let inputs = inputs.into_iter().map(B::widened).collect();
         let output = self.forward_in_type::<B>(inputs);
         if self.sums() {
@@ -124,6 +132,10 @@ impl Operation {
             Self::UpsampleConv2d(factor) => {
                 B::upsample_conv2d_forward(next(), next(), inputs.next(), *factor)
             }
+            Self::EnlargeConv2d(factor) => {
+                B::enlarge_conv2d_forward(next(), next(), inputs.next(), *factor)
+            }
+            Self::Pixels(factor) => B::pixels_forward(next(), *factor),
             Self::Focal(focal, labels) => B::focal_forward(next(), labels, *focal),
             Self::SoftBce(bce, labels) => B::soft_bce_forward(next(), labels, *bce),
             Self::Dice(dice, _) => B::full(&next(), dice.value()),
@@ -146,6 +158,10 @@ impl Operation {
             Some(*last)
         });
         let types: Vec<DType> = types.collect();
+        let gradient_type = gradient.dtype();
+        if B::computes_narrow(&self) && types.iter().all(|dtype| *dtype == gradient_type) {
+            return self.backward_in_type::<B>(gradient, inputs, wanted);
+        }
         let inputs = inputs.into_iter().map(|input| input.map(B::widened));
         let inputs = inputs.collect();
         let results = self.backward_in_type::<B>(B::widened(gradient), inputs, wanted);
@@ -191,6 +207,10 @@ impl Operation {
             Self::UpsampleConv2d(factor) => {
                 B::upsample_conv2d_backward(gradient, next(), next(), factor, wanted)
             }
+            Self::EnlargeConv2d(factor) => {
+                B::enlarge_conv2d_backward(gradient, next(), next(), factor, wanted)
+            }
+            Self::Pixels(factor) => vec![Some(B::pixels_backward(gradient, factor))],
             Self::Focal(focal, labels) => {
                 vec![Some(B::focal_backward(gradient, next(), &labels, focal))]
             }

@@ -1,6 +1,7 @@
 //! Binary cross-entropy on softened labels, and the Dice loss that goes with it.
 
 use crate::SumOverRanks;
+use crate::enlarged::Enlarged;
 use crate::focal::{check_shapes, targets, total};
 use crate::graph::operate;
 use crate::labels::Labels;
@@ -20,11 +21,12 @@ pub struct SoftBce {
 /// The sum over valid pixels of the cross-entropy, divided by `bce.divisor`.
 ///
 /// # Shapes
-/// logits `[N, 1, H, W]`, labels `[N, H, W]`; result `[1]`.
-pub fn soft_bce(logits: Tensor<4>, labels: &Labels, bce: SoftBce) -> Tensor<1> {
+/// logits `[N, 1, H, W]` in any layout, labels `[N, H, W]`; result `[1]`.
+pub fn soft_bce(logits: impl Into<Enlarged>, labels: &Labels, bce: SoftBce) -> Tensor<1> {
+    let logits = logits.into();
     check_shapes(&logits, labels);
     operate(
-        vec![logits.into_dispatch()],
+        vec![logits.into_values().into_dispatch()],
         Operation::SoftBce(bce, labels.clone()),
     )
 }
@@ -75,15 +77,17 @@ pub struct Dice {
 /// micro-batches; so do gradients.
 ///
 /// # Shapes
-/// logits `[N, 1, H, W]`, labels `[N, H, W]`; result `[1]`. `samples` is the number of samples in the whole window.
+/// logits `[N, 1, H, W]` in any layout, labels `[N, H, W]`; result `[1]`. `samples` is the number of samples in the whole window.
 pub fn dice(
-    logits: Tensor<4>,
+    logits: impl Into<Enlarged>,
     labels: &Labels,
     smooth: f64,
     samples: f64,
     ranks: &dyn SumOverRanks,
 ) -> Tensor<1> {
+    let logits = logits.into();
     check_shapes(&logits, labels);
+    let logits = logits.into_values();
     let dice = Dice::new(logits.clone().inner(), labels, smooth, samples, ranks);
     operate(
         vec![logits.into_dispatch()],

@@ -107,9 +107,10 @@ impl Mapping<'_> {
     ) -> Vec<f32> {
         let image = Tensor::<4>::from_data(TensorData::new(patch.values, shape), self.device);
         let maps = network.forward(image, scope);
+        let logits = maps.segmentation.pixels();
         let probabilities = match self.classes {
-            1 => sigmoid(maps.segmentation),
-            _ => softmax(maps.segmentation, 1),
+            1 => sigmoid(logits),
+            _ => softmax(logits, 1),
         };
         let numbers = |map: Tensor<4>| {
             let data = map.into_data();
@@ -118,7 +119,7 @@ impl Mapping<'_> {
         let mut values = numbers(probabilities);
         if self.layers == Layers::ClassesAndImage {
             let image = maps.superres.expect("a model with the branch");
-            values.extend(numbers(image));
+            values.extend(numbers(image.pixels()));
         }
         values
     }

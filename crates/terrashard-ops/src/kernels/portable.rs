@@ -207,6 +207,19 @@ pub(crate) fn upsample_conv2d_backward<B: Kernels>(
     vec![gx, gw, gb]
 }
 
+pub(crate) fn pixels_forward<B: Kernels>(blocks: FloatTensor<B>, factor: usize) -> FloatTensor<B> {
+    let classes = upsample::classes(factor);
+    let channels = blocks.shape()[1] / (classes * classes);
+    B::lower(upsample::expand(B::lift(blocks), None, channels, factor))
+}
+
+pub(crate) fn pixels_backward<B: Kernels>(
+    gradient: FloatTensor<B>,
+    factor: usize,
+) -> FloatTensor<B> {
+    B::lower(upsample::expand_backward(B::lift(gradient), factor))
+}
+
 pub(crate) fn focal_forward<B: Kernels>(
     logits: FloatTensor<B>,
     labels: &Labels,

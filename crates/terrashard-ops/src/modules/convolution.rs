@@ -1,6 +1,6 @@
 //! A two-dimensional convolution.
 
-use crate::{ConvShape, Initial, conv2d, parameter, upsample_conv2d};
+use crate::{ConvShape, Initial, conv2d, enlarge_conv2d, parameter, upsample_conv2d};
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
 
@@ -75,5 +75,14 @@ impl Conv2d {
     /// `[N, in, H, W]` to `[N, out, factor H, factor W]`.
     pub fn forward_upsampled(&self, x: Tensor<4>, factor: usize) -> Tensor<4> {
         upsample_conv2d(x, self.weight.val(), self.bias(), factor)
+    }
+
+    /// As [`forward_upsampled`](Self::forward_upsampled), in the layout that losses are computed of: the values of an
+    /// [`Enlarged`](crate::Enlarged).
+    ///
+    /// # Shapes
+    /// See [`enlarge_conv2d`].
+    pub fn forward_enlarged(&self, x: Tensor<4>, factor: usize) -> Tensor<4> {
+        enlarge_conv2d(x, self.weight.val(), self.bias(), factor)
     }
 }

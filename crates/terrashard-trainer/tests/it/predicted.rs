@@ -86,7 +86,7 @@ fn step(zero: &ZeroConfig, communicator: Arc<dyn Communicator>) -> Compared {
         let image = Tensor::<4>::random([1, 2, 32, 32], noise, &device.clone().autodiff());
         let maps = model.forward(image, &Fetched(&optimizer));
         optimizer
-            .backward(maps.segmentation.powi_scalar(2).sum())
+            .backward(maps.segmentation.pixels().powi_scalar(2).sum())
             .unwrap();
     }
     let held = optimizer.held_bytes();
