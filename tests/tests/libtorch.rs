@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use terrashard_ops::{
-    Activation, Alone, BatchStatistics, ConvShape, Focal, IGNORE, Labels, LevelOrder, SoftBce,
-    activate, affinity, attention, batch_norm, batch_sums, conv2d, dice, focal, fuse_levels, l1,
-    layer_norm, linear, resize_bilinear, soft_bce, upsample_conv2d,
+    Activation, Alone, BatchStatistics, ConvShape, Enlarged, Focal, IGNORE, Labels, LevelOrder,
+    SoftBce, activate, affinity, attention, batch_norm, batch_sums, conv2d, dice, enlarge_conv2d,
+    focal, fuse_levels, l1, layer_norm, linear, resize_bilinear, soft_bce, upsample_conv2d,
 };
 use terrashard_tests::backend::Backend;
 
@@ -200,6 +200,138 @@ fn resizing() {
             LevelOrder::DeepestFirst,
         )
     });
+}
+
+/// A map and the losses of it, with labels of which some are ignored or none.
+fn enlarged(
+    factor: usize,
+    channels: usize,
+    loss: impl Fn(&Inputs, Enlarged) -> Tensor<1>,
+) -> impl Fn(&mut Inputs) -> Tensor<1> {
+    move |of| {
+        let (x, weight) = (
+            of.tensor([3, 2, 4, 6]) * 3.0,
+            of.tensor([channels, 2, 3, 3]),
+        );
+        let bias = Some(of.tensor([channels]));
+        let values = enlarge_conv2d(x, weight, bias, factor);
+        let map = Enlarged::new(values, [4, 6], factor);
+        assert_eq!(map.dims(), [3, channels, 4 * factor, 6 * factor]);
+        loss(of, map)
+    }
+}
+
+#[test]
+fn maps_by_blocks() {
+    // Above 17 a class of pixels is more than a byte counts.
+    for factor in [1, 2, 3, 4, 5, 20] {
+        check(|of| enlarged(factor, 3, |_, map| map.pixels().reshape([-1]))(of));
+        let labels = [3, 4 * factor, 6 * factor];
+        let target = [3, 3, 4 * factor, 6 * factor];
+        check(enlarged(factor, 3, |of, map| {
+            let values = noise(77, target);
+            let target = values.iter::<f64>().map(|value| match value {
+                // A missing target.
+                value if value > 0.9 => f64::NAN,
+                value => 2.0 * value,
+            });
+            let target = TensorData::new(target.collect(), map.dims());
+            l1(map, Tensor::from_data(target, (&of.device, of.dtype)), 17.0)
+        }));
+        for ignored in [true, false] {
+            let labels = |of: &Inputs| match ignored {
+                true => of.labels(labels),
+                false => {
+                    let count: usize = labels.iter().product();
+                    let label = |index: usize| u8::from(index % 3 == 0);
+                    Labels::new((0..count).map(label).collect(), labels, &of.device)
+                }
+            };
+            for gamma in [2.0, 1.5] {
+                check(enlarged(factor, 1, |of, map| {
+                    let settings = Focal {
+                        alpha: 0.75,
+                        gamma,
+                        divisor: 30.0,
+                    };
+                    focal(map, &labels(of), settings)
+                }));
+            }
+            check(enlarged(factor, 1, |of, map| {
+                let settings = SoftBce {
+                    softening: 0.1,
+                    divisor: 30.0,
+                };
+                soft_bce(map, &labels(of), settings)
+            }));
+            check(enlarged(factor, 1, |of, map| {
+                dice(map, &labels(of), 0.1, 2.0, &Alone)
+            }));
+        }
+    }
+}
+
+#[test]
+fn ignored_blocks_may_hold_anything() {
+    let device = Backend::Tch.device().autodiff();
+    let values = TensorData::new(vec![f32::NAN; 9], [1, 9, 1, 1]);
+    let values = Tensor::<4>::from_data(values, &device).require_grad();
+    let map = Enlarged::new(values.clone(), [1, 1], 5);
+    let settings = Focal {
+        alpha: 0.75,
+        gamma: 2.0,
+        divisor: 1.0,
+    };
+    let mut labels = vec![IGNORE; 25];
+    let ignored = Labels::new(labels.clone(), [1, 5, 5], &device);
+    let loss = focal(map.clone(), &ignored, settings);
+    assert_eq!(host(loss.clone()), [0.0]);
+    let gradient = values.grad(&loss.backward()).expect("tracked");
+    assert_eq!(host(gradient), [0.0; 9]);
+    // One valid pixel, in the middle class: it alone is no number.
+    labels[12] = 1;
+    let labels = Labels::new(labels, [1, 5, 5], &device);
+    let loss = focal(map, &labels, settings);
+    assert!(host(loss.clone())[0].is_nan());
+    let gradient = host(values.grad(&loss.backward()).expect("tracked"));
+    let no_numbers = gradient.iter().map(|value| value.is_nan());
+    assert!(
+        no_numbers.eq((0..9).map(|class| class == 4)),
+        "{gradient:?}"
+    );
+}
+
+#[test]
+fn maps_of_sixteen_bits() {
+    // Losses are f32; maps are rounded to 8 or 11 bits.
+    let settings = Focal {
+        alpha: 0.75,
+        gamma: 2.0,
+        divisor: 30.0,
+    };
+    for (dtype, bound) in [(DType::BF16, 0.02), (DType::F16, 0.003)] {
+        let operations: [&dyn Fn(&mut Inputs) -> Tensor<1>; 3] = [
+            &enlarged(5, 1, |of, map| {
+                focal(map, &of.labels([3, 20, 30]), settings)
+            }),
+            &enlarged(5, 2, |of, map| {
+                let target = Tensor::from_data(noise(77, map.dims()), (&of.device, DType::F32));
+                l1(map, target, 17.0)
+            }),
+            &|of| affinity(of.tensor([2, 6, 8, 8]), of.tensor([2, 4, 8, 8]), 2, 9.0),
+        ];
+        for operation in operations {
+            let got = run(Backend::Tch, dtype, &operation);
+            let expected = run(Backend::Flex, DType::F32, &operation);
+            for (index, (got, expected)) in got.iter().zip(&expected).enumerate() {
+                let pairs = got.iter().zip(expected);
+                let difference: f64 = pairs.map(|(a, b)| (a - b) * (a - b)).sum();
+                let norm: f64 = expected.iter().map(|value| value * value).sum();
+                let rel = (difference / norm).sqrt();
+                assert!(rel < bound, "{dtype:?}, tensor {index}: {rel:e}");
+            }
+        }
+    }
 }
 
 #[test]
