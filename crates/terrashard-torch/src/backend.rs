@@ -34,3 +34,8 @@ pub fn inner(tensor: &Primitive) -> &Tensor {
 pub fn outer(tensor: Tensor) -> Primitive {
     Primitive::new(tensor)
 }
+
+/// Whether no other tensor of burn's shares its memory, so that it may be changed in place.
+pub fn is_unshared(tensor: &Primitive) -> bool {
+    tensor.can_mut()
+}

@@ -40,6 +40,15 @@ impl Memory {
     }
 }
 
+/// Loads LibTorch's part for GPUs, `libtorch_cuda.so`, unless it is loaded. A program that was built beside a LibTorch for
+/// the CPU alone runs on GPUs beside one that has this part. Comes before anything that names a GPU.
+///
+/// # Errors
+/// [`Error::Exception`](crate::Error) if it is not found: the folder of its libraries belongs on `LD_LIBRARY_PATH`.
+pub fn load_cuda() -> Result<()> {
+    shim::load_cuda()
+}
+
 /// Whether LibTorch is held to algorithms that give the same bits each time.
 pub fn is_deterministic() -> bool {
     shim::is_deterministic()

@@ -45,8 +45,10 @@ mod shim;
 pub use {
     adamw::AdamW,
     attention::Attention,
-    backend::{LibTorch, Primitive, cpu, gpu, inner, outer},
-    device::{Memory, empty_cache, is_deterministic, set_deterministic, set_tf32, version},
+    backend::{LibTorch, Primitive, cpu, gpu, inner, is_unshared, outer},
+    device::{
+        Memory, empty_cache, is_deterministic, load_cuda, set_deterministic, set_tf32, version,
+    },
     error::{Error, Result},
     gradients::{conv2d_backward, layer_norm_backward},
     tch,

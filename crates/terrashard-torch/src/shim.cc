@@ -20,10 +20,13 @@
 #include <ATen/ops/tensor.h>
 #include <torch/headeronly/version.h>
 
+#include <dlfcn.h>
+
 #include <array>
 #include <cstdlib>
 #include <cstring>
 #include <optional>
+#include <stdexcept>
 #include <tuple>
 #include <utility>
 
@@ -167,6 +170,16 @@ int terrashard_set_deterministic(char** message, int on) {
     context.setDeterministicMkldnn(on != 0);
     // Trying out algorithms may choose another one each time.
     if (on != 0) context.setBenchmarkCuDNN(false);
+  });
+}
+
+// A program that was linked against LibTorch's part for the CPU learns of GPUs when the other part is loaded, if that is
+// before anything asks LibTorch for one.
+int terrashard_load_cuda(char** message) {
+  return guarded(message, [] {
+    const char* name = "libtorch_cuda.so";
+    if (dlopen(name, RTLD_NOW | RTLD_NOLOAD) == nullptr && dlopen(name, RTLD_NOW | RTLD_GLOBAL) == nullptr)
+      throw std::runtime_error(dlerror());
   });
 }
 

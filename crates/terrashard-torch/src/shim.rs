@@ -72,6 +72,7 @@ unsafe extern "C" {
         epsilon: f64,
         weight_decay: f64,
     ) -> c_int;
+    fn terrashard_load_cuda(message: Message) -> c_int;
     fn terrashard_is_deterministic() -> c_int;
     fn terrashard_set_deterministic(message: Message, on: c_int) -> c_int;
     fn terrashard_memory(message: Message, device: i64, out: *mut i64) -> c_int;
@@ -88,6 +89,7 @@ pub(crate) enum Call {
     Attention,
     AttentionBackward,
     AdamW,
+    LoadCuda,
     Deterministic,
     Memory,
     Tf32,
@@ -101,6 +103,7 @@ impl Call {
             Self::Attention => "attention",
             Self::AttentionBackward => "attention's backward",
             Self::AdamW => "a step of adamw",
+            Self::LoadCuda => "the loading of its part for GPUs",
             Self::Deterministic => "the choice of deterministic algorithms",
             Self::Memory => "the count of the device's memory",
             Self::Tf32 => "the choice of how matrix products round",
@@ -297,6 +300,11 @@ pub(crate) fn version() -> String {
 pub(crate) fn is_deterministic() -> bool {
     // SAFETY: takes nothing and reads a flag.
     unsafe { terrashard_is_deterministic() == 1 }
+}
+
+pub(crate) fn load_cuda() -> Result<()> {
+    // SAFETY: takes nothing; LibTorch's constructors may run in any process.
+    Call::LoadCuda.run(|message| unsafe { terrashard_load_cuda(message) })
 }
 
 pub(crate) fn set_deterministic(on: bool) -> Result<()> {
