@@ -72,11 +72,61 @@ pub enum Error {
         /// The type of the input.
         dtype: DType,
     },
+    /// A tensor that is not where, or not what, the ranks communicate.
+    #[error("failed to communicate a tensor: got {got}, expected {expected}")]
+    Buffer {
+        /// What it is: its device, type, length or layout.
+        got: String,
+        /// What it has to be.
+        expected: String,
+    },
     /// What carries messages between processes cannot.
     #[error("failed to communicate between processes: {reason}")]
     Transport {
         /// What it lacks, and what to do about it.
         reason: String,
+    },
+    /// A launcher's environment of which a part is missing.
+    #[error(
+        "the environment has {set} but not {variable}: set both, as torchrun, srun and `terrashard launch` do, or neither"
+    )]
+    Unset {
+        /// The variable that is missing.
+        variable: String,
+        /// One that is set.
+        set: String,
+    },
+    /// A launcher's variable that makes no sense.
+    #[error("{variable}={value} is not {expected}")]
+    Variable {
+        /// Its name.
+        variable: String,
+        /// Its value.
+        value: String,
+        /// What it has to be.
+        expected: String,
+    },
+    /// The store of the run, which rank 0 holds, does not do what it was asked for.
+    #[error("failed to reach the other ranks through the store at {address}: {reason}")]
+    Store {
+        /// Host and port of the store.
+        address: String,
+        /// Why, and what to do about it.
+        reason: String,
+    },
+    /// A process of a run did not start, or failed.
+    #[error("rank {rank} {reason}")]
+    Launch {
+        /// The rank that failed first.
+        rank: usize,
+        /// How it ended.
+        reason: String,
+    },
+    /// A signal has ended the processes of a run.
+    #[error("all ranks were ended by signal {signal}")]
+    Interrupted {
+        /// Its number.
+        signal: i32,
     },
     /// A tensor that could not be read from its device.
     #[error("failed to read a tensor from its device")]
