@@ -6,6 +6,8 @@ pub mod backend;
 pub mod chain;
 pub mod counted;
 pub mod fixture;
+#[cfg(feature = "nccl")]
+pub mod gpu_ranks;
 pub mod hash;
 pub mod judge;
 pub mod maps;

@@ -16,16 +16,30 @@ pub use groups::{interleaving, progress, splits};
 /// Elements per rank that are tried: none, one, odd ones, and one beyond what a transport may do in one piece.
 const SIZES: [usize; 5] = [0, 1, 3, 35, 66_001];
 
+/// What a transport promises of its sums.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sums {
+    /// They are `rank 0 + rank 1 + ...`, rounded as [`rank_order`] says.
+    InRankOrder,
+    /// Any order, rounded at each step: right within what these may differ by, and the same each time.
+    InAnyOrder,
+}
+
 /// Calls all that follows, for `f32`, `f64`, `bf16` and `f16`.
 ///
 /// # Errors
 ///
 /// Whatever the communicator says, which is a failure of the suite as well.
-pub fn run(comm: &dyn Communicator, device: &Device) -> Result<()> {
+pub fn run(comm: &dyn Communicator, device: &Device, sums: Sums) -> Result<()> {
     for dtype in [DType::F32, DType::F64, DType::BF16, DType::F16] {
         verbs(comm, device, dtype)?;
-        rank_order(comm, device, dtype)?;
-        composition(comm, device, dtype)?;
+        match sums {
+            Sums::InRankOrder => {
+                rank_order(comm, device, dtype)?;
+                composition(comm, device, dtype)?;
+            }
+            Sums::InAnyOrder => close_and_repeatable(comm, device, dtype)?,
+        }
         any_order(comm, device, dtype)?;
     }
     traffic(comm, device)?;
@@ -146,6 +160,53 @@ pub fn composition(comm: &dyn Communicator, device: &Device, dtype: DType) -> Re
             "rank {}: a second all-reduce differs",
             comm.rank()
         );
+    }
+    Ok(())
+}
+
+/// Sums are those of exact numbers within what rounding at each of `ranks` steps may change, and the same the second time.
+///
+/// # Errors
+///
+/// Whatever the communicator says.
+pub fn close_and_repeatable(comm: &dyn Communicator, device: &Device, dtype: DType) -> Result<()> {
+    let (rank, ranks, n) = (comm.rank(), comm.ranks(), 1031);
+    let inputs: Vec<Vec<f64>> = (0..ranks)
+        .map(|rank| values(tensor(uneven(rank, ranks * n), device, dtype)))
+        .collect();
+    let unit = match dtype {
+        DType::F64 => f64::EPSILON,
+        DType::BF16 => bf16::EPSILON.to_f64(),
+        DType::F16 => f16::EPSILON.to_f64(),
+        _ => f64::from(f32::EPSILON),
+    };
+    let check = |verb: &str, got: &[f64], from: usize| {
+        for (i, got) in got.iter().enumerate() {
+            let terms = inputs.iter().map(|input| input[from + i]);
+            let exact: f64 = terms.clone().sum();
+            let bound = unit * ranks as f64 * terms.map(f64::abs).sum::<f64>();
+            assert!(
+                (got - exact).abs() <= bound,
+                "{verb} on rank {rank}: got {got} instead of {exact} within {bound} at element {i}"
+            );
+        }
+    };
+    let mine = || tensor(uneven(rank, ranks * n), device, dtype);
+    let whole = values(comm.all_reduce(mine())?.wait()?);
+    check("all-reduce", &whole, 0);
+    let part = values(comm.reduce_scatter(mine())?.wait()?);
+    check("reduce-scatter", &part, rank * n);
+    let again = values(comm.all_reduce(mine())?.wait()?);
+    compare("a second all-reduce", rank, &again, &whole);
+    let again = values(comm.reduce_scatter(mine())?.wait()?);
+    compare("a second reduce-scatter", rank, &again, &part);
+    // Every rank has the same sum.
+    let all = values(
+        comm.all_gather(tensor(whole.clone(), device, dtype))?
+            .wait()?,
+    );
+    for other in all.chunks(whole.len()) {
+        compare("the sum of another rank", rank, other, &whole);
     }
     Ok(())
 }

@@ -33,17 +33,20 @@
 //! Invariants: this crate adds and moves elements and knows nothing of parameters, gradients or models.
 //! Element types are kept: `f64` stays `f64`. Results are on the device of the input. Nothing spins.
 
+pub mod bootstrap;
 mod communicator;
 pub mod conformance;
 pub mod delayed;
 mod element;
 mod error;
-// Its tests need no MPI.
-#[cfg(any(feature = "mpi", test))]
+// Its tests need no transport.
+#[cfg(any(feature = "mpi", feature = "nccl", test))]
 mod header;
 pub mod local;
 #[cfg(feature = "mpi")]
 pub mod mpi;
+#[cfg(feature = "nccl")]
+pub mod nccl;
 mod scramble;
 mod sum;
 mod traffic;

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use burn::tensor::{DType, Device, Tensor};
 use clap::{Parser, ValueEnum};
+use terrashard_collectives::conformance::Sums;
 use terrashard_collectives::mpi::MpiWorld;
 use terrashard_collectives::{Communicator, Result, conformance, local};
 
@@ -88,7 +89,7 @@ fn conforms(world: &MpiWorld) -> Result<()> {
     let started = Instant::now();
     let comm = world.communicator();
     let (rank, ranks) = (comm.rank(), comm.ranks());
-    conformance::run(&comm, &Device::flex())?;
+    conformance::run(&comm, &Device::flex(), Sums::InRankOrder)?;
 
     let here = bits(&comm)?;
     let threads = local::run(ranks, |comm| bits(&comm)).expect("threads conform, too");
