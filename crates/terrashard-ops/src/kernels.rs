@@ -5,6 +5,7 @@ pub(crate) mod portable;
 use crate::activation::Activation;
 use crate::batch_norm::{self, BatchStatistics};
 use crate::convolution::ConvShape;
+use crate::cross_entropy::{self, ClassDice};
 use crate::focal::Focal;
 use crate::labels::Labels;
 use crate::operation::Operation;
@@ -254,6 +255,25 @@ pub(crate) trait Kernels: Backend {
         unreachable!("a backend that computes slopes scales them")
     }
 
+    /// See [`upsample_conv2d`](crate::upsample_conv2d): by 2.5.
+    fn upsample_conv2d_five_halves_forward(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: Option<FloatTensor<Self>>,
+    ) -> FloatTensor<Self> {
+        portable::upsample_conv2d_five_halves_forward::<Self>(x, weight, bias)
+    }
+
+    /// Gradients of x, weight and bias.
+    fn upsample_conv2d_five_halves_backward(
+        gradient: FloatTensor<Self>,
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        wanted: &[bool],
+    ) -> Gradients<Self> {
+        portable::upsample_conv2d_five_halves_backward::<Self>(gradient, x, weight, wanted)
+    }
+
     /// See [`focal`](crate::focal).
     fn focal_forward(
         logits: FloatTensor<Self>,
@@ -300,6 +320,41 @@ pub(crate) trait Kernels: Backend {
         dice: &Dice,
     ) -> FloatTensor<Self> {
         portable::dice_backward::<Self>(gradient, logits, labels, dice)
+    }
+
+    /// See [`cross_entropy`](crate::cross_entropy).
+    fn cross_entropy_forward(
+        logits: FloatTensor<Self>,
+        labels: &Labels,
+        divisor: f64,
+    ) -> FloatTensor<Self> {
+        Self::lower(cross_entropy::forward(Self::lift(logits), labels, divisor))
+    }
+
+    /// Gradient of the logits.
+    fn cross_entropy_backward(
+        gradient: FloatTensor<Self>,
+        logits: FloatTensor<Self>,
+        labels: &Labels,
+        divisor: f64,
+    ) -> FloatTensor<Self> {
+        portable::cross_entropy_backward::<Self>(gradient, logits, labels, divisor)
+    }
+
+    /// For each class the sum of its probability over its own pixels, then for each that over all valid pixels; see
+    /// [`class_dice`](crate::class_dice).
+    fn class_sums(logits: FloatTensor<Self>, labels: &Labels) -> FloatTensor<Self> {
+        Self::lower(cross_entropy::sums(Self::lift(logits), labels))
+    }
+
+    /// Gradient of the logits; see [`class_dice`](crate::class_dice).
+    fn class_dice_backward(
+        gradient: FloatTensor<Self>,
+        logits: FloatTensor<Self>,
+        labels: &Labels,
+        dice: &ClassDice,
+    ) -> FloatTensor<Self> {
+        portable::class_dice_backward::<Self>(gradient, logits, labels, dice)
     }
 
     /// See [`l1`](crate::l1).

@@ -2,13 +2,14 @@
 
 use crate::IGNORE;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use std::sync::Arc;
 
 /// Labels of a batch, one `u8` a pixel: the class (0 or 1 for a binary task), or [`IGNORE`].
 #[derive(Debug, Clone)]
 pub struct Labels {
     values: Tensor<3, Int>,
-    valid: u64,
-    positive: u64,
+    /// Pixels of each label.
+    counts: Arc<[u64; 256]>,
 }
 
 impl Labels {
@@ -22,18 +23,16 @@ impl Labels {
             shape.iter().product::<usize>(),
             "one label for each pixel of {shape:?}"
         );
-        let valid = values.iter().filter(|label| **label != IGNORE).count() as u64;
-        let positive = values
+        let mut counts = [0; 256];
+        values
             .iter()
-            .filter(|label| **label != IGNORE && **label != 0)
-            .count() as u64;
+            .for_each(|label| counts[usize::from(*label)] += 1);
         let data = TensorData::new(values, shape);
         // Labels are never differentiated, so they stay on the plain device.
         let values = Tensor::from_data(data, (&device.clone().inner(), DType::U8));
         Self {
             values,
-            valid,
-            positive,
+            counts: Arc::new(counts),
         }
     }
 
@@ -49,11 +48,21 @@ impl Labels {
 
     /// How many pixels are not ignored.
     pub fn valid(&self) -> u64 {
-        self.valid
+        self.counts.iter().sum::<u64>() - self.of(IGNORE)
     }
 
     /// How many pixels are of another class than 0.
     pub fn positive(&self) -> u64 {
-        self.positive
+        self.valid() - self.of(0)
+    }
+
+    /// How many pixels have this label.
+    pub fn of(&self, label: u8) -> u64 {
+        self.counts[usize::from(label)]
+    }
+
+    /// The largest label of a pixel that is not ignored.
+    pub fn largest(&self) -> Option<u8> {
+        (0..IGNORE).rev().find(|label| self.of(*label) > 0)
     }
 }

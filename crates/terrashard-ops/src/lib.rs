@@ -30,6 +30,7 @@ mod affinity;
 mod attention;
 mod batch_norm;
 mod convolution;
+mod cross_entropy;
 mod dropout;
 mod enlarged;
 mod flex;
@@ -63,6 +64,7 @@ pub use affinity::{affinity, similarity};
 pub use attention::attention;
 pub use batch_norm::{BatchStatistics, batch_norm, batch_sums};
 pub use convolution::{ConvShape, conv2d};
+pub use cross_entropy::{class_dice, cross_entropy};
 pub use dropout::{drop_path, dropout};
 pub use enlarged::{Enlarged, enlarge_conv2d};
 pub use focal::{Focal, focal};
@@ -78,7 +80,7 @@ pub use pass::{Masks, Mode, Pass};
 pub use replay::{Recorder, Replay};
 pub use resize::resize_bilinear;
 pub use sum_over_ranks::{Alone, SumOverRanks};
-pub use upsample::upsample_conv2d;
+pub use upsample::{Factor, upsample_conv2d};
 
 /// The label of a pixel that counts for nothing: its loss and its gradient are exactly zero.
 pub const IGNORE: u8 = 255;

@@ -180,6 +180,7 @@ impl Kernels for LibTorch {
         outer(computed(match kind {
             Activation::Gelu => inner(&x).f_gelu("none"),
             Activation::Silu => inner(&x).f_silu(),
+            Activation::Mish => inner(&x).f_mish(),
             Activation::Relu => inner(&x).f_relu(),
         }))
     }
@@ -188,6 +189,7 @@ impl Kernels for LibTorch {
         outer(computed(match kind {
             Activation::Gelu => inner(&x).f_gelu_backward(inner(&gradient), "none"),
             Activation::Silu => inner(&x).f_silu_backward(inner(&gradient)),
+            Activation::Mish => inner(&x).f_mish_backward(inner(&gradient)),
             Activation::Relu => inner(&x).f_threshold_backward(inner(&gradient), 0),
         }))
     }

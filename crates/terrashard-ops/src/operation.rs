@@ -3,12 +3,14 @@
 use crate::activation::Activation;
 use crate::batch_norm::BatchStatistics;
 use crate::convolution::ConvShape;
+use crate::cross_entropy::ClassDice;
 use crate::dropout::{self, Mask};
 use crate::focal::Focal;
 use crate::fuse::{self, LevelOrder};
 use crate::kernels::{Gradients, Kernels};
 use crate::labels::Labels;
 use crate::overlap::{Dice, SoftBce};
+use crate::upsample::Factor;
 use burn::backend::TensorMetadata;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Tensor};
@@ -38,8 +40,8 @@ pub(crate) enum Operation {
     DiceSums(Labels),
     /// Input: x. Holds height and width of the input and of the output.
     Resize([usize; 2], [usize; 2]),
-    /// Inputs: x, weight and perhaps bias. Holds the factor.
-    UpsampleConv2d(usize),
+    /// Inputs: x, weight and perhaps bias.
+    UpsampleConv2d(Factor),
     /// The same in the layout of [`Enlarged`](crate::Enlarged).
     EnlargeConv2d(usize),
     /// Input: a map by blocks. Holds the factor.
@@ -50,6 +52,12 @@ pub(crate) enum Operation {
     SoftBce(SoftBce, Labels),
     /// Input: logits.
     Dice(Dice, Labels),
+    /// Input: logits, never tracked.
+    ClassSums(Labels),
+    /// Input: logits. Holds what the sum is divided by.
+    CrossEntropy(f64, Labels),
+    /// Input: logits.
+    ClassDice(ClassDice, Labels),
     /// Input: prediction. Holds the target and what the sum is divided by.
     L1(Tensor<4>, f64),
     /// Inputs: the two maps. Holds the distance between sampled positions and what the sum is divided by.
@@ -80,6 +88,9 @@ impl Operation {
             self,
             Self::BatchSums
                 | Self::DiceSums(_)
+                | Self::ClassSums(_)
+                | Self::CrossEntropy(..)
+                | Self::ClassDice(..)
                 | Self::Focal(..)
                 | Self::SoftBce(..)
                 | Self::Dice(..)
@@ -129,8 +140,11 @@ impl Operation {
             Self::Attention(heads) => B::attention_forward(next(), next(), *heads),
             Self::BatchSums => B::batch_sums(next()),
             Self::DiceSums(labels) => B::dice_sums(next(), labels),
-            Self::UpsampleConv2d(factor) => {
+            Self::UpsampleConv2d(Factor::Whole(factor)) => {
                 B::upsample_conv2d_forward(next(), next(), inputs.next(), *factor)
+            }
+            Self::UpsampleConv2d(Factor::FiveHalves) => {
+                B::upsample_conv2d_five_halves_forward(next(), next(), inputs.next())
             }
             Self::EnlargeConv2d(factor) => {
                 B::enlarge_conv2d_forward(next(), next(), inputs.next(), *factor)
@@ -139,6 +153,11 @@ impl Operation {
             Self::Focal(focal, labels) => B::focal_forward(next(), labels, *focal),
             Self::SoftBce(bce, labels) => B::soft_bce_forward(next(), labels, *bce),
             Self::Dice(dice, _) => B::full(&next(), dice.value()),
+            Self::ClassSums(labels) => B::class_sums(next(), labels),
+            Self::CrossEntropy(divisor, labels) => {
+                B::cross_entropy_forward(next(), labels, *divisor)
+            }
+            Self::ClassDice(dice, _) => B::full(&next(), dice.value()),
             Self::L1(target, divisor) => B::l1_forward(next(), target, *divisor),
             Self::Affinity(every, divisor) => B::affinity_forward(next(), next(), *every, *divisor),
         }
@@ -201,11 +220,14 @@ impl Operation {
                 wanted,
             ),
             Self::Attention(heads) => B::attention_backward(gradient, next(), next(), heads),
-            Self::BatchSums | Self::DiceSums(_) => {
+            Self::BatchSums | Self::DiceSums(_) | Self::ClassSums(_) => {
                 unreachable!("sums for the host are taken of untracked tensors")
             }
-            Self::UpsampleConv2d(factor) => {
+            Self::UpsampleConv2d(Factor::Whole(factor)) => {
                 B::upsample_conv2d_backward(gradient, next(), next(), factor, wanted)
+            }
+            Self::UpsampleConv2d(Factor::FiveHalves) => {
+                B::upsample_conv2d_five_halves_backward(gradient, next(), next(), wanted)
             }
             Self::EnlargeConv2d(factor) => {
                 B::enlarge_conv2d_backward(gradient, next(), next(), factor, wanted)
@@ -219,6 +241,22 @@ impl Operation {
             }
             Self::Dice(dice, labels) => {
                 vec![Some(B::dice_backward(gradient, next(), &labels, &dice))]
+            }
+            Self::CrossEntropy(divisor, labels) => {
+                vec![Some(B::cross_entropy_backward(
+                    gradient,
+                    next(),
+                    &labels,
+                    divisor,
+                ))]
+            }
+            Self::ClassDice(dice, labels) => {
+                vec![Some(B::class_dice_backward(
+                    gradient,
+                    next(),
+                    &labels,
+                    &dice,
+                ))]
             }
             Self::L1(target, divisor) => {
                 vec![Some(B::l1_backward(gradient, next(), &target, divisor))]

@@ -62,14 +62,49 @@ pub(crate) fn soft_bce_backward(
 /// The sums of a Dice ratio over all valid pixels of all ranks, and the share of a micro-batch in its window.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Dice {
-    intersection: f64,
-    cardinality: f64,
-    positives: f64,
-    smooth: f64,
+    ratio: Ratio,
+    share: Share,
+}
+
+/// `(2 intersection + smooth) / (cardinality + smooth)` of one class, as its distance from 1; 0 if no pixel is of the class.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Ratio {
+    pub(crate) intersection: f64,
+    pub(crate) cardinality: f64,
+    pub(crate) positives: f64,
+    pub(crate) smooth: f64,
+}
+
+impl Ratio {
+    pub(crate) fn distance(&self) -> f64 {
+        if self.positives == 0.0 {
+            return 0.0;
+        }
+        1.0 - (2.0 * self.intersection + self.smooth) / self.denominator()
+    }
+
+    fn denominator(&self) -> f64 {
+        (self.cardinality + self.smooth).max(1e-7)
+    }
+
+    /// The derivative by the probability of a pixel: of another class, and of this one.
+    pub(crate) fn slopes(&self) -> [f64; 2] {
+        if self.positives == 0.0 {
+            return [0.0; 2];
+        }
+        let d = self.denominator();
+        let negative = (2.0 * self.intersection + self.smooth) / (d * d);
+        [negative, negative - 2.0 / d]
+    }
+}
+
+/// How a ratio over all ranks is shared out over ranks and micro-batches.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Share {
     /// Part of the loss that this rank reports: its samples by those of the window.
-    own_share: f64,
+    pub(crate) own: f64,
     /// Part of the loss that the gradient is of: the micro-batch's samples of all ranks by those of the window.
-    shared: f64,
+    pub(crate) all: f64,
 }
 
 /// `1 - (2 sum(p y) + smooth) / (sum(p + y) + smooth)` over the valid pixels of this micro-batch of all ranks; 0 without a
@@ -114,34 +149,26 @@ impl Dice {
         ranks.sum(&mut sums);
         let [intersection, cardinality, positives, all] = sums;
         Self {
-            intersection,
-            cardinality,
-            positives,
-            smooth,
-            own_share: own as f64 / samples.max(1.0),
-            shared: all / samples.max(1.0),
+            ratio: Ratio {
+                intersection,
+                cardinality,
+                positives,
+                smooth,
+            },
+            share: Share {
+                own: own as f64 / samples.max(1.0),
+                all: all / samples.max(1.0),
+            },
         }
     }
 
     pub(crate) fn value(&self) -> f64 {
-        if self.positives == 0.0 {
-            return 0.0;
-        }
-        self.own_share * (1.0 - (2.0 * self.intersection + self.smooth) / self.denominator())
-    }
-
-    fn denominator(&self) -> f64 {
-        (self.cardinality + self.smooth).max(1e-7)
+        self.share.own * self.ratio.distance()
     }
 
     /// The derivative by the probability of a pixel: for a negative and for a positive one.
     pub(crate) fn slopes(&self) -> [f64; 2] {
-        if self.positives == 0.0 {
-            return [0.0; 2];
-        }
-        let d = self.denominator();
-        let negative = self.shared * (2.0 * self.intersection + self.smooth) / (d * d);
-        [negative, negative - self.shared * 2.0 / d]
+        self.ratio.slopes().map(|slope| self.share.all * slope)
     }
 }
 

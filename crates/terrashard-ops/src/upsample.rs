@@ -1,24 +1,59 @@
-//! Nearest-neighbour enlargement by an integer factor followed by a 3x3 convolution, computed at the small size.
+//! Nearest-neighbour enlargement followed by a 3x3 convolution, computed at the small size.
 //!
 //! Inside a block of `factor x factor` equal pixels all taps read the same value, so only the first and the last row and column
 //! of a block differ from its middle: at most three classes of rows times three of columns. Each class is a 3x3 convolution
 //! of the *small* input whose weights are sums of the given ones, and the large map is those results laid out. This is exact.
+//!
+//! Enlarged by 2.5, pixels become blocks of three and of two rows (columns) by turns. The classes of a factor of 2 are the first and
+//! the last of a factor of 3, so that this is the enlargement by 3 without the middle of every second block.
 
 use crate::graph::operate;
 use crate::operation::Operation;
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{IndexingUpdateOp, Int, Tensor, TensorData};
+
+/// By how much nearest neighbour enlarges.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Factor {
+    /// Every pixel becomes a block of so many rows and columns.
+    Whole(usize),
+    /// By 2.5: row (column) `i` of the result is row `floor(i / 2.5)`, so pixels become three and two by turns.
+    FiveHalves,
+}
+
+impl Factor {
+    /// Height or width of the result where those of the input are `extent`.
+    pub fn output(self, extent: usize) -> usize {
+        match self {
+            Self::Whole(factor) => extent * factor,
+            Self::FiveHalves => extent * 5 / 2,
+        }
+    }
+}
+
+impl From<usize> for Factor {
+    fn from(factor: usize) -> Self {
+        Self::Whole(factor)
+    }
+}
 
 /// `conv2d(nearest(x, factor), weight, bias)` with kernel 3 and padding 1.
 ///
 /// # Shapes
 /// x `[N, in, H, W]`, weight `[out, in, 3, 3]`, bias `[out]`; result `[N, out, factor H, factor W]`.
+///
+/// # Panics
+/// If a whole factor is 0.
 pub fn upsample_conv2d(
     x: Tensor<4>,
     weight: Tensor<4>,
     bias: Option<Tensor<1>>,
-    factor: usize,
+    factor: impl Into<Factor>,
 ) -> Tensor<4> {
-    assert!(factor >= 1, "enlarging by an integer factor of at least 1");
+    let factor = factor.into();
+    assert!(
+        factor != Factor::Whole(0),
+        "enlarging by a factor of at least 1"
+    );
     let mut inputs = vec![x.into_dispatch(), weight.into_dispatch()];
     inputs.extend(bias.map(Tensor::into_dispatch));
     operate(inputs, Operation::UpsampleConv2d(factor))
@@ -153,4 +188,56 @@ fn sum_classes(x: Tensor<3>, factor: usize) -> Tensor<3> {
     let middle = x.clone().narrow(1, 1, factor - 2).sum_dim(1);
     let last = x.narrow(1, factor - 1, 1);
     Tensor::cat(vec![first, middle, last], 1)
+}
+
+/// For each row (column) of a map enlarged by 2.5 the small one's row and its class among those of a factor of 3.
+pub(crate) fn five_halves(extent: usize) -> Vec<(usize, usize)> {
+    let places = (0..extent).flat_map(|pixel| {
+        // The last of an odd number of pixels is cut to two.
+        let three = pixel % 2 == 0 && pixel + 1 < extent;
+        let classes: &[usize] = if three { &[0, 1, 2] } else { &[0, 2] };
+        classes.iter().map(move |class| (pixel, *class))
+    });
+    places.collect()
+}
+
+/// Where those rows are in a map enlarged by 3.
+fn within_threefold(extent: usize, like: &Tensor<4>) -> Tensor<1, Int> {
+    let rows: Vec<i64> = five_halves(extent)
+        .into_iter()
+        .map(|(pixel, class)| (3 * pixel + class) as i64)
+        .collect();
+    let count = rows.len();
+    Tensor::from_data(TensorData::new(rows, [count]), &like.device())
+}
+
+/// [`expand`] for the factor 2.5, of the classes of a factor of 3.
+pub(crate) fn expand_five_halves(
+    low: Tensor<4>,
+    bias: Option<Tensor<1>>,
+    channels: usize,
+) -> Tensor<4> {
+    let [_, _, h, w] = low.dims();
+    let threefold = expand(low, bias, channels, 3);
+    let rows = within_threefold(h, &threefold);
+    let columns = within_threefold(w, &threefold);
+    threefold.select(2, rows).select(3, columns)
+}
+
+/// The adjoint of [`expand_five_halves`] for a small map of this size.
+pub(crate) fn expand_five_halves_backward(gradient: Tensor<4>, [h, w]: [usize; 2]) -> Tensor<4> {
+    let [n, channels, height, _] = gradient.dims();
+    let zeros =
+        |shape: [usize; 4]| Tensor::<4>::zeros(shape, (&gradient.device(), gradient.dtype()));
+    let (rows, columns) = (
+        within_threefold(h, &gradient),
+        within_threefold(w, &gradient),
+    );
+    let (wide, whole) = (
+        zeros([n, channels, height, 3 * w]),
+        zeros([n, channels, 3 * h, 3 * w]),
+    );
+    let wide = wide.select_assign(3, columns, gradient, IndexingUpdateOp::Add);
+    let threefold = whole.select_assign(2, rows, wide, IndexingUpdateOp::Add);
+    expand_backward(threefold, 3)
 }

@@ -3,9 +3,9 @@
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use std::sync::Arc;
 use terrashard_ops::{
-    Activation, Alone, BatchStatistics, ConvShape, Focal, IGNORE, Initial, Labels, LevelOrder,
-    SoftBce, activate, affinity, attention, batch_norm, batch_sums, conv2d, dice, focal,
-    fuse_levels, l1, layer_norm, linear, resize_bilinear, soft_bce, upsample_conv2d,
+    Activation, Alone, BatchStatistics, ConvShape, Factor, Focal, IGNORE, Initial, Labels,
+    LevelOrder, SoftBce, activate, affinity, attention, batch_norm, batch_sums, conv2d, dice,
+    focal, fuse_levels, l1, layer_norm, linear, resize_bilinear, soft_bce, upsample_conv2d,
 };
 
 const STEP: f64 = 1e-6;
@@ -214,7 +214,13 @@ fn batch_normalisation_by_fixed_statistics() {
 
 #[test]
 fn activations() {
-    for kind in [Activation::Gelu, Activation::Silu, Activation::Relu] {
+    let kinds = [
+        Activation::Gelu,
+        Activation::Silu,
+        Activation::Mish,
+        Activation::Relu,
+    ];
+    for kind in kinds {
         check(&[60], |x| activate(x[0].clone(), kind));
     }
 }
@@ -295,6 +301,19 @@ fn enlargement_and_convolution() {
                 t[1].clone().reshape([outputs, 3, 3, 3]),
             );
             upsample_conv2d(x, weight, Some(t[2].clone()), factor).reshape([-1])
+        });
+    }
+}
+
+#[test]
+fn enlargement_by_five_halves_and_convolution() {
+    for ([h, w], outputs) in [([4, 6], 1), ([5, 3], 2), ([2, 1], 6)] {
+        check(&[2 * 3 * h * w, outputs * 3 * 9, outputs], |t| {
+            let (x, weight) = (
+                t[0].clone().reshape([2, 3, h, w]),
+                t[1].clone().reshape([outputs, 3, 3, 3]),
+            );
+            upsample_conv2d(x, weight, Some(t[2].clone()), Factor::FiveHalves).reshape([-1])
         });
     }
 }

@@ -2,10 +2,11 @@
 
 use super::{Flat, as_map, channels_last};
 use crate::batch_norm::BatchStatistics;
+use crate::cross_entropy;
 use crate::kernels::{Gradients, Kernels, portable};
 use crate::{Activation, ConvShape, Focal, IGNORE, Initial, Labels, SoftBce};
 use burn::backend::{Flex, TensorMetadata};
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
 /// A tensor without pattern.
 fn noise<const D: usize>(name: &str, shape: [usize; D], dtype: DType) -> Flat {
@@ -195,6 +196,85 @@ fn enlargement_and_convolution() {
 }
 
 #[test]
+fn enlargement_by_five_halves() {
+    for (outputs, [h, w]) in [(1, [40, 36]), (4, [41, 35]), (6, [40, 35])] {
+        in_both_types(|dtype| {
+            let x = noise("x", [2, 3, h, w], dtype);
+            let weight = noise("weight", [outputs, 3, 3, 3], dtype);
+            let bias = noise("bias", [outputs], dtype);
+            // What it is: the enlarged map, and a convolution of it.
+            let rows = |extent: usize| -> Tensor<1, Int> {
+                let rows: Vec<i64> = (0..extent * 5 / 2).map(|i| (i * 2 / 5) as i64).collect();
+                Tensor::from_data(&rows[..], &Device::flex())
+            };
+            let large = Flex::lift::<4>(x.clone())
+                .select(2, rows(h))
+                .select(3, rows(w));
+            let y = portable::conv2d_forward::<Flex>(
+                Flex::lower(large),
+                weight.clone(),
+                Some(bias.clone()),
+                ConvShape::SAME_3X3,
+            );
+            let (a, b, c) = (x.clone(), weight.clone(), Some(bias));
+            check(
+                &portable::upsample_conv2d_five_halves_forward::<Flex>(
+                    a.clone(),
+                    b.clone(),
+                    c.clone(),
+                ),
+                &y,
+            );
+            check(
+                &Flex::upsample_conv2d_five_halves_forward(relaid(&a), b, c),
+                &y,
+            );
+            let g = noise("g", [2, outputs, h * 5 / 2, w * 5 / 2], dtype);
+            check_all(
+                Flex::upsample_conv2d_five_halves_backward(
+                    g.clone(),
+                    relaid(&x),
+                    weight.clone(),
+                    &[true; 3],
+                ),
+                portable::upsample_conv2d_five_halves_backward::<Flex>(g, x, weight, &[true; 3]),
+            );
+        });
+    }
+}
+
+#[test]
+fn losses_of_several_classes() {
+    for classes in [3, 7] {
+        let values = (0..2 * 90 * 110).map(|i| match i % 11 {
+            5 => IGNORE,
+            _ => (i % 3) as u8,
+        });
+        let labels = Labels::new(values.collect(), [2, 90, 110], &Device::flex());
+        in_both_types(|dtype| {
+            let (x, g) = (
+                noise("x", [2, classes, 90, 110], dtype),
+                noise("g", [1], dtype),
+            );
+            for x in [x.clone(), relaid(&x)] {
+                check(
+                    &Flex::cross_entropy_forward(x.clone(), &labels, 9.0),
+                    &Flex::lower(cross_entropy::forward(Flex::lift(x.clone()), &labels, 9.0)),
+                );
+                check(
+                    &Flex::cross_entropy_backward(g.clone(), x.clone(), &labels, 9.0),
+                    &portable::cross_entropy_backward::<Flex>(g.clone(), x.clone(), &labels, 9.0),
+                );
+                check(
+                    &Flex::class_sums(x.clone(), &labels),
+                    &Flex::lower(cross_entropy::sums(Flex::lift(x), &labels)),
+                );
+            }
+        });
+    }
+}
+
+#[test]
 fn normalisations() {
     in_both_types(|dtype| {
         let (x, g) = (
@@ -247,7 +327,13 @@ fn attention() {
 
 #[test]
 fn activations() {
-    for kind in [Activation::Gelu, Activation::Silu, Activation::Relu] {
+    let kinds = [
+        Activation::Gelu,
+        Activation::Silu,
+        Activation::Mish,
+        Activation::Relu,
+    ];
+    for kind in kinds {
         in_both_types(|dtype| {
             let (x, g) = (
                 noise("x", [2, 9, 30, 40], dtype),

@@ -1,7 +1,7 @@
 //! Activations.
 
 use super::pixel::{Pixel, apply};
-use super::real::{Real, erf};
+use super::real::{Real, erf, sigmoid_and_log};
 use super::{Flat, as_map, channels_last, flat, values};
 use crate::Activation;
 use burn::backend::TensorMetadata;
@@ -82,6 +82,51 @@ impl Pixel<f32, f32> for SiluSlope {
     }
 }
 
+/// `tanh(ln(1 + e^x))` and how much it is below 1, of e to the power of `-|x|` alone: nothing overflows or cancels.
+#[inline(always)]
+fn tanh_of_softplus<T: Real>(x: T) -> (T, T) {
+    let n = (-x.magnitude()).exponential();
+    let two = T::ONE + T::ONE;
+    let square = n * n;
+    // Of e^x where x is negative, or else of e^-x, by which numerator and denominator are divided.
+    let negative = x < T::ZERO;
+    let top = if negative {
+        square + two * n
+    } else {
+        T::ONE + two * n
+    };
+    let rest = if negative { two } else { two * square };
+    let inverse = T::ONE / (top + rest);
+    (top * inverse, rest * inverse)
+}
+
+struct Mish;
+
+impl<T: Real> Pixel<T, T> for Mish {
+    #[inline(always)]
+    fn at(&self, x: T, _: T) -> T {
+        x * tanh_of_softplus(x).0
+    }
+}
+
+struct MishSlope;
+
+impl<T: Real> Pixel<T, T> for MishSlope {
+    #[inline(always)]
+    fn at(&self, x: T, gradient: T) -> T {
+        let (t, below) = tanh_of_softplus(x);
+        gradient * (t + x * below * (T::ONE + t) * sigmoid_and_log(x).0)
+    }
+}
+
+pub(super) fn mish<T: Real>(x: &Flat) -> Flat {
+    map::<T>(x, x, &Mish)
+}
+
+pub(super) fn mish_backward<T: Real>(gradient: &Flat, x: &Flat) -> Flat {
+    map::<T>(x, gradient, &MishSlope)
+}
+
 pub(super) fn relu<T: Real>(x: &Flat) -> Flat {
     map::<T>(x, x, &Relu)
 }
@@ -94,6 +139,7 @@ pub(super) fn activate(x: &Flat, kind: Activation) -> Flat {
     match kind {
         Activation::Gelu => map(x, x, &Gelu),
         Activation::Silu => map(x, x, &Silu),
+        Activation::Mish => mish::<f32>(x),
         Activation::Relu => relu::<f32>(x),
     }
 }
@@ -102,6 +148,7 @@ pub(super) fn activate_backward(gradient: &Flat, x: &Flat, kind: Activation) -> 
     match kind {
         Activation::Gelu => map(x, gradient, &GeluSlope),
         Activation::Silu => map(x, gradient, &SiluSlope),
+        Activation::Mish => mish_backward::<f32>(gradient, x),
         Activation::Relu => relu_backward::<f32>(gradient, x),
     }
 }

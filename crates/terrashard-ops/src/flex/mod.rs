@@ -8,8 +8,10 @@
 //! that results do not depend on the number of threads.
 
 mod attention;
+mod classes;
 mod depthwise;
 mod elementwise;
+mod five_halves;
 mod half;
 mod losses;
 mod matrix;
@@ -23,6 +25,7 @@ mod upsample;
 use crate::Activation;
 use crate::batch_norm::BatchStatistics;
 use crate::convolution::ConvShape;
+use crate::cross_entropy::ClassDice;
 use crate::focal::Focal;
 use crate::kernels::{Gradients, Kernels, portable};
 use crate::labels::Labels;
@@ -259,6 +262,7 @@ impl Kernels for Flex {
         match (x.dtype(), kind) {
             (DType::F32, _) => elementwise::activate(&x, kind),
             (_, Activation::Relu) => typed!(x, elementwise::relu(&x)),
+            (_, Activation::Mish) => typed!(x, elementwise::mish(&x)),
             _ => portable::activate_forward::<Self>(x, kind),
         }
     }
@@ -267,6 +271,7 @@ impl Kernels for Flex {
         match (x.dtype(), kind) {
             (DType::F32, _) => elementwise::activate_backward(&gradient, &x, kind),
             (_, Activation::Relu) => typed!(x, elementwise::relu_backward(&gradient, &x)),
+            (_, Activation::Mish) => typed!(x, elementwise::mish_backward(&gradient, &x)),
             _ => portable::activate_backward::<Self>(gradient, x, kind),
         }
     }
@@ -294,6 +299,19 @@ impl Kernels for Flex {
             x,
             upsample::backward(&gradient, &x, &weight, factor, wanted)
         )
+    }
+
+    fn upsample_conv2d_five_halves_forward(x: Flat, weight: Flat, bias: Option<Flat>) -> Flat {
+        typed!(x, five_halves::forward(&x, &weight, bias.as_ref()))
+    }
+
+    fn upsample_conv2d_five_halves_backward(
+        gradient: Flat,
+        x: Flat,
+        weight: Flat,
+        wanted: &[bool],
+    ) -> Gradients<Self> {
+        typed!(x, five_halves::backward(&gradient, &x, &weight, wanted))
     }
 
     fn focal_forward(logits: Flat, labels: &Labels, focal: Focal) -> Flat {
@@ -326,6 +344,36 @@ impl Kernels for Flex {
         typed!(
             logits,
             losses::dice_backward(&gradient, &logits, &bytes(labels), dice)
+        )
+    }
+
+    fn cross_entropy_forward(logits: Flat, labels: &Labels, divisor: f64) -> Flat {
+        typed!(
+            logits,
+            classes::cross_entropy(&logits, &bytes(labels), divisor)
+        )
+    }
+
+    fn cross_entropy_backward(gradient: Flat, logits: Flat, labels: &Labels, divisor: f64) -> Flat {
+        typed!(
+            logits,
+            classes::cross_entropy_backward(&gradient, &logits, &bytes(labels), divisor)
+        )
+    }
+
+    fn class_sums(logits: Flat, labels: &Labels) -> Flat {
+        typed!(logits, classes::class_sums(&logits, &bytes(labels)))
+    }
+
+    fn class_dice_backward(
+        gradient: Flat,
+        logits: Flat,
+        labels: &Labels,
+        dice: &ClassDice,
+    ) -> Flat {
+        typed!(
+            logits,
+            classes::dice_backward(&gradient, &logits, &bytes(labels), dice)
         )
     }
 

@@ -16,15 +16,27 @@ const STRIP: usize = 1024;
 
 /// Sizes of an enlargement.
 #[derive(Clone, Copy)]
-struct Layout {
-    images: usize,
-    height: usize,
-    width: usize,
-    outputs: usize,
-    factor: usize,
+pub(super) struct Layout {
+    pub(super) images: usize,
+    pub(super) height: usize,
+    pub(super) width: usize,
+    pub(super) outputs: usize,
+    pub(super) factor: usize,
 }
 
 impl Layout {
+    /// Of an input that lies channels last.
+    pub(super) fn new(x: &Flat, weight: &Flat, factor: usize) -> Self {
+        let [images, height, width] = [0, 1, 2].map(|i| x.shape()[i]);
+        Self {
+            images,
+            height,
+            width,
+            outputs: weight.shape()[0],
+            factor,
+        }
+    }
+
     fn classes(self) -> usize {
         classes(self.factor)
     }
@@ -94,22 +106,33 @@ pub(super) fn forward<T: Real>(
     factor: usize,
 ) -> Flat {
     let x = channels_last(x);
-    let [images, height, width, channels] = [0, 1, 2, 3].map(|i| x.shape()[i]);
-    let layout = Layout {
-        images,
-        height,
-        width,
-        outputs: weight.shape()[0],
-        factor,
-    };
+    let layout = Layout::new(&x, weight, factor);
+    let low = classified::<T>(&x, weight, bias, layout);
+    if layout.outputs > MAPS {
+        spread_last(&low, layout)
+    } else {
+        spread_first(&low, layout)
+    }
+}
+
+/// The classes of every pixel of the small map, strip by strip, bias added: `[rows, W, classes classes out]`. The map lies channels
+/// last.
+pub(super) fn classified<T: Real>(
+    x: &Flat,
+    weight: &Flat,
+    bias: Option<&Flat>,
+    layout: Layout,
+) -> Vec<Vec<T>> {
+    let Layout { height, width, .. } = layout;
+    let channels = x.shape()[3];
     let bias = bias.map(|bias| bias.to_contiguous());
     let bias = bias.as_ref().map_or_else(
         || vec![T::ZERO; layout.outputs],
         |bias| values::<T>(bias).to_vec(),
     );
-    let folded = folded_matrix(weight, factor);
-    let data: &[T] = values(&x);
-    let low: Vec<Vec<T>> = layout
+    let folded = folded_matrix(weight, layout.factor);
+    let data: &[T] = values(x);
+    layout
         .strips()
         .into_par_iter()
         .map(|(image, y, rows)| {
@@ -118,16 +141,11 @@ pub(super) fn forward<T: Real>(
             let low = matrix::product(flat(columns, [rows * width, 9 * channels]), folded.clone());
             values::<T>(&matrix::add_row::<T>(low, &tiled(&bias, layout))).to_vec()
         })
-        .collect();
-    if layout.outputs > MAPS {
-        spread_last(&low, layout)
-    } else {
-        spread_first(&low, layout)
-    }
+        .collect()
 }
 
 /// Results of at most so many channels are laid out channels first.
-const MAPS: usize = 4;
+pub(super) const MAPS: usize = 4;
 
 /// The bias repeated for every class.
 fn tiled<T: Real>(bias: &[T], layout: Layout) -> Flat {
@@ -335,20 +353,28 @@ pub(super) fn backward<T: Real>(
     wanted: &[bool],
 ) -> Vec<Option<Flat>> {
     let x = channels_last(x);
-    let [images, height, width, channels] = [0, 1, 2, 3].map(|i| x.shape()[i]);
-    let outputs = weight.shape()[0];
-    let layout = Layout {
+    let layout = Layout::new(&x, weight, factor);
+    gradients(gather::<T>(gradient, layout), &x, weight, layout, wanted)
+}
+
+/// Gradients of x, weight and bias from that of the classes. The map lies channels last.
+pub(super) fn gradients<T: Real>(
+    low: Vec<T>,
+    x: &Flat,
+    weight: &Flat,
+    layout: Layout,
+    wanted: &[bool],
+) -> Vec<Option<Flat>> {
+    let Layout {
         images,
         height,
         width,
         outputs,
         factor,
-    };
+    } = layout;
+    let channels = x.shape()[3];
     let depth = classes(factor) * classes(factor) * outputs;
-    let low = flat(
-        gather::<T>(gradient, layout),
-        [images, height, width, depth],
-    );
+    let low = flat(low, [images, height, width, depth]);
     let gx = wanted[0].then(|| {
         // The input's gradient is the convolution with the kernel turned round, classes as input channels.
         let turned = folded_matrix(weight, factor).reshape([9, channels, depth].into());
@@ -371,7 +397,7 @@ pub(super) fn backward<T: Real>(
     });
     let rows_of_low = matrix::rows(&low);
     let gw = wanted[1].then(|| {
-        let data: &[T] = values(&x);
+        let data: &[T] = values(x);
         let parts: Vec<Vec<T>> = layout
             .strips()
             .into_par_iter()

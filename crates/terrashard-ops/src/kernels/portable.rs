@@ -4,6 +4,7 @@ use super::{Gradients, Kernels};
 use crate::activation::{self, Activation};
 use crate::batch_norm::{self, BatchStatistics};
 use crate::convolution::{self, ConvShape};
+use crate::cross_entropy::{self, ClassDice};
 use crate::focal::{self, Focal};
 use crate::labels::Labels;
 use crate::overlap::{self, Dice, SoftBce};
@@ -187,11 +188,23 @@ pub(crate) fn upsample_conv2d_backward<B: Kernels>(
     wanted: &[bool],
 ) -> Gradients<B> {
     let gradient = B::lift::<4>(gradient);
-    let channels = weight.shape()[0];
-    let inputs = weight.shape()[1];
     let bias = wanted.get(2).is_some_and(|wanted| *wanted);
     let gb = bias.then(|| B::lower(convolution::bias_gradient(gradient.clone())));
     let low = B::lower(upsample::expand_backward(gradient, factor));
+    let mut results = folded_backward::<B>(low, x, weight, factor, wanted);
+    results.push(gb);
+    results
+}
+
+/// Gradients of x and weight from that of the classes.
+fn folded_backward<B: Kernels>(
+    low: FloatTensor<B>,
+    x: FloatTensor<B>,
+    weight: FloatTensor<B>,
+    factor: usize,
+    wanted: &[bool],
+) -> Gradients<B> {
+    let [channels, inputs] = [0, 1].map(|i| weight.shape()[i]);
     let folded = B::lower(upsample::fold_weight(B::lift(weight), factor));
     let mut results =
         B::conv2d_backward(low, x, folded, ConvShape::SAME_3X3, &wanted[..2]).into_iter();
@@ -204,7 +217,38 @@ pub(crate) fn upsample_conv2d_backward<B: Kernels>(
             factor,
         ))
     });
-    vec![gx, gw, gb]
+    vec![gx, gw]
+}
+
+pub(crate) fn upsample_conv2d_five_halves_forward<B: Kernels>(
+    x: FloatTensor<B>,
+    weight: FloatTensor<B>,
+    bias: Option<FloatTensor<B>>,
+) -> FloatTensor<B> {
+    let channels = weight.shape()[0];
+    let folded = B::lower(upsample::fold_weight(B::lift(weight), 3));
+    let low = B::conv2d_forward(x, folded, None, ConvShape::SAME_3X3);
+    B::lower(upsample::expand_five_halves(
+        B::lift(low),
+        bias.map(B::lift),
+        channels,
+    ))
+}
+
+pub(crate) fn upsample_conv2d_five_halves_backward<B: Kernels>(
+    gradient: FloatTensor<B>,
+    x: FloatTensor<B>,
+    weight: FloatTensor<B>,
+    wanted: &[bool],
+) -> Gradients<B> {
+    let gradient = B::lift::<4>(gradient);
+    let size = [x.shape()[2], x.shape()[3]];
+    let bias = wanted.get(2).is_some_and(|wanted| *wanted);
+    let gb = bias.then(|| B::lower(convolution::bias_gradient(gradient.clone())));
+    let low = B::lower(upsample::expand_five_halves_backward(gradient, size));
+    let mut results = folded_backward::<B>(low, x, weight, 3, wanted);
+    results.push(gb);
+    results
 }
 
 pub(crate) fn pixels_forward<B: Kernels>(blocks: FloatTensor<B>, factor: usize) -> FloatTensor<B> {
@@ -271,6 +315,34 @@ pub(crate) fn dice_backward<B: Kernels>(
     dice: &Dice,
 ) -> FloatTensor<B> {
     B::lower(overlap::dice_backward(
+        B::lift(gradient),
+        B::lift(logits),
+        labels,
+        dice,
+    ))
+}
+
+pub(crate) fn cross_entropy_backward<B: Kernels>(
+    gradient: FloatTensor<B>,
+    logits: FloatTensor<B>,
+    labels: &Labels,
+    divisor: f64,
+) -> FloatTensor<B> {
+    B::lower(cross_entropy::backward(
+        B::lift(gradient),
+        B::lift(logits),
+        labels,
+        divisor,
+    ))
+}
+
+pub(crate) fn class_dice_backward<B: Kernels>(
+    gradient: FloatTensor<B>,
+    logits: FloatTensor<B>,
+    labels: &Labels,
+    dice: &ClassDice,
+) -> FloatTensor<B> {
+    B::lower(cross_entropy::dice_backward(
         B::lift(gradient),
         B::lift(logits),
         labels,

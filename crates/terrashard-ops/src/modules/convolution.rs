@@ -1,6 +1,6 @@
 //! A two-dimensional convolution.
 
-use crate::{ConvShape, Initial, conv2d, enlarge_conv2d, parameter, upsample_conv2d};
+use crate::{ConvShape, Factor, Initial, conv2d, enlarge_conv2d, parameter, upsample_conv2d};
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
 
@@ -73,7 +73,7 @@ impl Conv2d {
     ///
     /// # Shapes
     /// `[N, in, H, W]` to `[N, out, factor H, factor W]`.
-    pub fn forward_upsampled(&self, x: Tensor<4>, factor: usize) -> Tensor<4> {
+    pub fn forward_upsampled(&self, x: Tensor<4>, factor: impl Into<Factor>) -> Tensor<4> {
         upsample_conv2d(x, self.weight.val(), self.bias(), factor)
     }
 
