@@ -17,6 +17,39 @@ pub enum HeadNorm {
     None,
 }
 
+/// Activation after the linear layer of each level in the head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LevelActivation {
+    /// Nothing, as in SegFormer.
+    None,
+    /// `max(x, 0)`, mmsegmentation's default.
+    Relu,
+    /// `x sigmoid(x)`, as in s2s2net with a single branch.
+    Silu,
+}
+
+impl From<LevelActivation> for Option<Activation> {
+    fn from(activation: LevelActivation) -> Self {
+        match activation {
+            LevelActivation::None => None,
+            LevelActivation::Relu => Some(Activation::Relu),
+            LevelActivation::Silu => Some(Activation::Silu),
+        }
+    }
+}
+
+/// How the segmentation is enlarged from the head's output to the final map.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Upsampling {
+    /// Nearest x4 and a convolution to 8 channels, nearest by the scale and a convolution.
+    Direct,
+    /// Nearest x2 and a convolution to half as many channels, again and again, Mish between them; the last step by what is left of
+    /// four times the scale (x2.5 where that is 20).
+    Progressive,
+}
+
 /// Activation of the feed-forward parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -62,8 +95,14 @@ pub struct ModelConfig {
     pub head_channels: usize,
     /// Default: batch.
     pub head_norm: HeadNorm,
-    /// Default: gelu.
+    /// After the linear layer of each level in the head. Default: none where `head_norm` is batch, else relu.
+    pub head_activation: Option<LevelActivation>,
+    /// Channels that the head gives to the branches. Default: 16.
+    pub head_outputs: usize,
+    /// In the feed-forward parts. Default: gelu.
     pub activation: FeedForward,
+    /// Default: direct.
+    pub upsampling: Upsampling,
     /// Whether the second branch, which learns the image itself at high resolution, exists. Default: true.
     pub superres: bool,
     /// Channels of the segmentation: 1 logit for a binary task, else one a class. Default: 1.
@@ -72,6 +111,10 @@ pub struct ModelConfig {
     pub scale: usize,
     /// Added to variances in layer normalisation. Default: 1e-6.
     pub layer_norm_eps: f64,
+    /// The same in the norms behind patch embeddings. Default: `layer_norm_eps`.
+    pub embed_norm_eps: Option<f64>,
+    /// The same in the norms behind the reduction of keys and values. Default: `layer_norm_eps`.
+    pub attn_norm_eps: Option<f64>,
     /// Stochastic depth: the probability with which the last transformer block leaves its input as it is for a sample, in
     /// training. It rises linearly over the blocks, from 0 at the first. Default: 0.
     pub drop_path: f64,
@@ -99,11 +142,16 @@ impl ModelConfig {
             bands: 6,
             head_channels: 256,
             head_norm: HeadNorm::Batch,
+            head_activation: None,
+            head_outputs: 16,
             activation: FeedForward::Gelu,
+            upsampling: Upsampling::Direct,
             superres: true,
             classes: 1,
             scale: 5,
             layer_norm_eps: 1e-6,
+            embed_norm_eps: None,
+            attn_norm_eps: None,
             drop_path: 0.0,
             dropout: 0.0,
         }
@@ -130,6 +178,28 @@ impl ModelConfig {
         })
     }
 
+    /// What weiji14/s2s2net trains since May 2022: one branch that enlarges step by step, SiLU in place of GELU, a head without
+    /// batch-norm. Of the sizes of MiT-B0.
+    pub fn single_branch() -> Self {
+        Self {
+            head_norm: HeadNorm::None,
+            head_activation: Some(LevelActivation::Silu),
+            activation: FeedForward::Silu,
+            upsampling: Upsampling::Progressive,
+            superres: false,
+            ..Self::b0()
+        }
+    }
+
+    /// What follows the linear layer of each level in the head.
+    pub(crate) fn level_activation(&self) -> Option<Activation> {
+        let default = match self.head_norm {
+            HeadNorm::Batch => LevelActivation::None,
+            HeadNorm::None => LevelActivation::Relu,
+        };
+        self.head_activation.unwrap_or(default).into()
+    }
+
     /// Checks what no model can have.
     ///
     /// # Errors
@@ -146,6 +216,7 @@ impl ModelConfig {
             ("mlp_ratio", &[self.mlp_ratio], 64),
             ("bands", &[self.bands], 1000),
             ("head_channels", &[self.head_channels], 1 << 14),
+            ("head_outputs", &[self.head_outputs], 1 << 14),
             ("classes", &[self.classes], 254),
             ("scale", &[self.scale], 64),
         ] {
@@ -177,14 +248,18 @@ impl ModelConfig {
                 "is 2: a binary task has one logit, so use 1".into(),
             );
         }
-        if !(self.layer_norm_eps > 0.0 && self.layer_norm_eps < 1.0) {
-            return wrong(
-                "layer_norm_eps",
-                format!(
-                    "is {}: use a small positive number such as 1e-6",
-                    self.layer_norm_eps
-                ),
-            );
+        for (key, epsilon) in [
+            ("layer_norm_eps", Some(self.layer_norm_eps)),
+            ("embed_norm_eps", self.embed_norm_eps),
+            ("attn_norm_eps", self.attn_norm_eps),
+        ] {
+            let epsilon = epsilon.unwrap_or(self.layer_norm_eps);
+            if !(epsilon > 0.0 && epsilon < 1.0) {
+                return wrong(
+                    key,
+                    format!("is {epsilon}: use a small positive number such as 1e-6"),
+                );
+            }
         }
         for (key, rate) in [("drop_path", self.drop_path), ("dropout", self.dropout)] {
             if !(0.0..1.0).contains(&rate) {

@@ -1,18 +1,17 @@
 //! The all-MLP head and the branches that enlarge its output.
 
 use crate::blocks::BlockInfo;
-use crate::config::{HeadNorm, ModelConfig};
+use crate::config::{HeadNorm, ModelConfig, Upsampling};
 use crate::encoder::{to_map, to_tokens};
+use crate::progressive;
 use crate::scope::{Scope, take};
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
 use terrashard_ops::{
-    Activation, BatchNorm, Conv2d, ConvShape, Enlarged, LevelOrder, Linear, Pass, activate,
+    Activation, BatchNorm, Conv2d, ConvShape, Enlarged, Factor, LevelOrder, Linear, Pass, activate,
     dropout, fuse_levels,
 };
 
-/// Channels that the head gives to the branches.
-pub const HEAD_OUTPUT: usize = 16;
 /// Channels of a branch between its two convolutions.
 const BRANCH_CHANNELS: usize = 8;
 /// The head works at a quarter of the input's resolution.
@@ -25,6 +24,8 @@ pub struct Head {
     fuse: Conv2d,
     bn: Option<BatchNorm>,
     cls: Conv2d,
+    #[module(skip)]
+    activation: Option<Activation>,
     dropout: f64,
 }
 
@@ -44,7 +45,14 @@ impl Head {
                 .collect(),
             fuse,
             bn,
-            cls: Conv2d::new(channels, HEAD_OUTPUT, 1, ConvShape::POINTWISE, device),
+            cls: Conv2d::new(
+                channels,
+                config.head_outputs,
+                1,
+                ConvShape::POINTWISE,
+                device,
+            ),
+            activation: config.level_activation(),
             dropout: config.dropout,
         }
     }
@@ -58,14 +66,11 @@ impl Head {
         let levels = std::array::from_fn(|level| {
             let (tokens, grid) = to_tokens(features[level].clone());
             let tokens = self.linear[level].forward(tokens);
-            to_map(
-                if self.bn.is_none() {
-                    activate(tokens, Activation::Relu)
-                } else {
-                    tokens
-                },
-                grid,
-            )
+            let tokens = match self.activation {
+                Some(activation) => activate(tokens, activation),
+                None => tokens,
+            };
+            to_map(tokens, grid)
         });
         let fused = fuse_levels(
             levels,
@@ -91,11 +96,13 @@ pub struct Branch {
 }
 
 impl Branch {
-    fn new(outputs: usize, scale: usize, device: &Device) -> Self {
+    fn new(config: &ModelConfig, outputs: usize, device: &Device) -> Self {
+        let convolution =
+            |inputs, outputs| Conv2d::new(inputs, outputs, 3, ConvShape::SAME_3X3, device);
         Self {
-            conv0: Conv2d::new(HEAD_OUTPUT, BRANCH_CHANNELS, 3, ConvShape::SAME_3X3, device),
-            conv1: Conv2d::new(BRANCH_CHANNELS, outputs, 3, ConvShape::SAME_3X3, device),
-            scale,
+            conv0: convolution(config.head_outputs, BRANCH_CHANNELS),
+            conv1: convolution(BRANCH_CHANNELS, outputs),
+            scale: config.scale,
         }
     }
 
@@ -136,8 +143,12 @@ const SUPERRES: &str = "tail.sr";
 #[derive(Module, Debug)]
 pub struct Tail {
     head: Head,
-    seg: Branch,
+    seg: Option<Branch>,
+    /// In place of `seg`, where the segmentation is enlarged step by step.
+    up: Vec<Conv2d>,
     sr: Option<Branch>,
+    #[module(skip)]
+    factors: Vec<Factor>,
 }
 
 /// What the [`Tail`] makes, at the padded size.
@@ -149,12 +160,19 @@ pub(crate) struct TailMaps {
 
 impl Tail {
     pub(crate) fn new(config: &ModelConfig, device: &Device) -> Self {
+        let direct = config.upsampling == Upsampling::Direct;
+        let factors = match direct {
+            true => Vec::new(),
+            false => progressive::factors(config.scale),
+        };
         Self {
             head: Head::new(config, device),
-            seg: Branch::new(config.classes, config.scale, device),
+            seg: direct.then(|| Branch::new(config, config.classes, device)),
             sr: config
                 .superres
-                .then(|| Branch::new(SUPERRES_CHANNELS, config.scale, device)),
+                .then(|| Branch::new(config, SUPERRES_CHANNELS, device)),
+            up: progressive::convolutions(config, factors.len(), device),
+            factors,
         }
     }
 
@@ -166,7 +184,8 @@ impl Tail {
     /// The blocks in the order of [`forward`](Self::forward).
     pub(crate) fn list(&self) -> Vec<BlockInfo> {
         let mut blocks = vec![BlockInfo::new(HEAD.into(), &self.head)];
-        blocks.extend(self.seg.list(SEGMENTATION));
+        blocks.extend(self.seg.iter().flat_map(|seg| seg.list(SEGMENTATION)));
+        blocks.extend(progressive::list(&self.up));
         blocks.extend(self.sr.iter().flat_map(|sr| sr.list(SUPERRES)));
         blocks
     }
@@ -176,7 +195,10 @@ impl Tail {
         let head: Tensor<4> = scope.block(HEAD, &self.head, levels, |head, levels, pass| {
             head.forward(&take(levels), pass)
         });
-        let segmentation = self.seg.forward(SEGMENTATION, head.clone(), scope);
+        let segmentation = match &self.seg {
+            Some(seg) => seg.forward(SEGMENTATION, head.clone(), scope),
+            None => progressive::forward(&self.up, &self.factors, head.clone(), scope),
+        };
         let superres = self.sr.as_ref();
         let superres = superres.map(|sr| sr.forward(SUPERRES, head.clone(), scope));
         TailMaps {

@@ -56,7 +56,10 @@ impl Attention {
         Self {
             q: Linear::new(dim, dim, device),
             sr: (ratio > 1).then(|| Conv2d::new(dim, dim, ratio, shape, device)),
-            norm: (ratio > 1).then(|| LayerNorm::new(dim, config.layer_norm_eps, device)),
+            norm: (ratio > 1).then(|| {
+                let epsilon = config.attn_norm_eps.unwrap_or(config.layer_norm_eps);
+                LayerNorm::new(dim, epsilon, device)
+            }),
             kv: Linear::new(dim, 2 * dim, device),
             proj: Linear::new(dim, dim, device),
             heads: config.heads[stage],
@@ -156,6 +159,7 @@ impl Stage {
             config.dims[stage - 1]
         };
         let patch = config.patch[stage];
+        let embed_eps = config.embed_norm_eps.unwrap_or(config.layer_norm_eps);
         let shape = ConvShape {
             stride: config.stride[stage],
             padding: patch / 2,
@@ -163,7 +167,7 @@ impl Stage {
         };
         Self {
             embed: Conv2d::new(inputs, dim, patch, shape, device),
-            embed_norm: LayerNorm::new(dim, config.layer_norm_eps, device),
+            embed_norm: LayerNorm::new(dim, embed_eps, device),
             blocks: (0..config.depths[stage])
                 .map(|block| Block::new(config, stage, block, device))
                 .collect(),

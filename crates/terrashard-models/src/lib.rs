@@ -28,12 +28,13 @@ mod error;
 mod losses;
 mod net;
 mod padding;
+mod progressive;
 mod scope;
 mod weights;
 
 pub use blocks::BlockInfo;
-pub use config::{FeedForward, HeadNorm, ModelConfig};
-pub use decoder::{Branch, HEAD_OUTPUT, Head, SUPERRES_CHANNELS, Tail};
+pub use config::{FeedForward, HeadNorm, LevelActivation, ModelConfig, Upsampling};
+pub use decoder::{Branch, Head, SUPERRES_CHANNELS, Tail};
 pub use encoder::{Attention, Block, MixFeedForward, Stage};
 pub use error::{Error, Result};
 pub use losses::{Loss, Losses, Normalizers, Targets};

@@ -4,7 +4,9 @@ use crate::net::Maps;
 use crate::scope::Scope;
 use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
-use terrashard_ops::{Focal, Labels, SoftBce, affinity, dice, focal, l1, soft_bce};
+use terrashard_ops::{
+    Focal, Labels, SoftBce, affinity, class_dice, cross_entropy, dice, focal, l1, soft_bce,
+};
 
 /// Every this many pixels of the maps at the input's resolution is compared by the affinity loss.
 const AFFINITY_EVERY: usize = 8;
@@ -18,14 +20,30 @@ pub enum Loss {
     Focal,
     /// Binary cross-entropy on labels softened by 0.1, plus Dice with 0.1 added above and below.
     BceDice,
+    /// Of several classes: cross-entropy, plus the mean over classes of Dice with 0.1 added above and below.
+    CrossEntropyDice,
 }
 
+/// Added above and below in Dice.
+const SMOOTH: f64 = 0.1;
+
 impl Loss {
+    /// Whether it is of several classes, one logit each, instead of one logit for foreground against background.
+    pub fn is_of_classes(self) -> bool {
+        self == Self::CrossEntropyDice
+    }
+
+    /// Whether it has a ratio of sums over a whole micro-batch, which micro-batches one after another cannot share.
+    pub fn has_ratio(self) -> bool {
+        matches!(self, Self::BceDice | Self::CrossEntropyDice)
+    }
+
     /// Its name in records.
     pub fn name(self) -> &'static str {
         match self {
             Self::Focal => "focal",
             Self::BceDice => "bce_dice",
+            Self::CrossEntropyDice => "cross_entropy_dice",
         }
     }
 }
@@ -79,6 +97,8 @@ pub struct Losses {
     pub affinity: Option<Tensor<1>>,
     /// The [`Loss`] of the segmentation.
     pub segmentation: Tensor<1>,
+    /// Dice's part of the segmentation's loss. Only with a loss that has one.
+    pub dice: Option<Tensor<1>>,
     /// Mean absolute difference of the super-resolved image. Only with the branch and a target for it.
     pub l1: Option<Tensor<1>>,
 }
@@ -97,33 +117,34 @@ impl Loss {
     ) -> Losses {
         let logits = maps.segmentation.clone();
         let (labels, divisor) = (&targets.labels, normalizers.valid_pixels.max(1.0));
-        let segmentation = match self {
-            Self::Focal => focal(
-                logits,
-                labels,
-                Focal {
+        let (samples, ranks) = (normalizers.samples, scope.pass().ranks);
+        let (pixelwise, dice) = match self {
+            Self::Focal => {
+                let focal_loss = Focal {
                     alpha: 0.75,
                     gamma: 2.0,
                     divisor,
-                },
-            ),
+                };
+                (focal(logits, labels, focal_loss), None)
+            }
             Self::BceDice => {
-                let bce = soft_bce(
-                    logits.clone(),
-                    labels,
-                    SoftBce {
-                        softening: 0.1,
-                        divisor,
-                    },
-                );
-                bce + dice(
-                    logits,
-                    labels,
-                    0.1,
-                    normalizers.samples,
-                    &*scope.pass().ranks,
+                let softened = SoftBce {
+                    softening: 0.1,
+                    divisor,
+                };
+                (
+                    soft_bce(logits.clone(), labels, softened),
+                    Some(dice(logits, labels, SMOOTH, samples, &*ranks)),
                 )
             }
+            Self::CrossEntropyDice => (
+                cross_entropy(logits.clone(), labels, divisor),
+                Some(class_dice(logits, labels, SMOOTH, samples, &*ranks)),
+            ),
+        };
+        let segmentation = match &dice {
+            Some(dice) => pixelwise + dice.clone(),
+            None => pixelwise,
         };
         let affinity = maps.sr_low.as_ref().map(|sr_low| {
             let [_, _, h, w] = sr_low.dims();
@@ -155,6 +176,7 @@ impl Loss {
             total,
             affinity,
             segmentation,
+            dice,
             l1,
         }
     }

@@ -28,9 +28,9 @@ pub struct S2s2Net {
 pub struct Maps {
     /// Of each stage, `[N, C, h, w]` at 1/4, 1/8, 1/16 and 1/32.
     pub features: [Tensor<4>; 4],
-    /// `[N, 16, H / 4, W / 4]`.
+    /// `[N, head_outputs, H / 4, W / 4]`.
     pub head: Tensor<4>,
-    /// The segmentation branch at the input's resolution, `[N, 8, H, W]`.
+    /// The segmentation branch at the input's resolution, `[N, 8, H, W]`; half of that where it is enlarged step by step.
     pub seg_low: Tensor<4>,
     /// Logits, `[N, classes, scale H, scale W]`.
     pub segmentation: Enlarged,
@@ -88,8 +88,8 @@ impl S2s2Net {
     }
 
     /// The units in which a forward pass uses the parameters, in its order: for each stage `stages.I.embed` (with the norm
-    /// behind it), `stages.I.blocks.J` and `stages.I.norm`, then `tail.head`, and `conv0` and `conv1` of `tail.seg` and perhaps
-    /// `tail.sr`. Every parameter is in one of them. Initialises nothing.
+    /// behind it), `stages.I.blocks.J` and `stages.I.norm`, then `tail.head`, `conv0` and `conv1` of `tail.seg` or `tail.up.I`, and
+    /// perhaps `conv0` and `conv1` of `tail.sr`. Every parameter is in one of them. Initialises nothing.
     pub fn blocks(&self) -> Vec<BlockInfo> {
         let stages = self.stages.iter().enumerate();
         let mut blocks: Vec<_> = stages
