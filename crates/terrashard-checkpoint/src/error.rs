@@ -110,6 +110,14 @@ pub enum Error {
         /// The bytes of the file that were checked.
         bytes: Range<u64>,
     },
+    /// A checkpoint of another project that cannot be read.
+    #[error("failed to read {} as a checkpoint of another project: {reason}", path.display())]
+    Foreign {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// A file whose safetensors header cannot be read.
     #[error("{} is no safetensors file: {reason}", path.display())]
     Header {
