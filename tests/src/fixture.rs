@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
-use terrashard_models::{FeedForward, HeadNorm, ModelConfig};
+use terrashard_models::{FeedForward, HeadNorm, LevelActivation, ModelConfig, Upsampling};
 
 /// A result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -41,7 +41,7 @@ pub enum Error {
         reason: String,
     },
     /// A set of a kind that is not compared yet.
-    #[error("sets of kind {kind} are not compared yet: dual and clip are")]
+    #[error("sets of kind {kind} are not known: dual, single, clip, ignore, losses and import are")]
     Kind {
         /// The kind in `parity.json`.
         kind: String,
@@ -66,6 +66,13 @@ pub enum Error {
         #[from]
         source: terrashard_zero::Error,
     },
+    /// A checkpoint of another project cannot be read.
+    #[error("failed to import: {source}")]
+    Import {
+        /// Why.
+        #[from]
+        source: terrashard_checkpoint::Error,
+    },
     /// A rank failed.
     #[error("{reason}")]
     Ranks {
@@ -87,17 +94,23 @@ pub struct Values {
 pub type Tensors = BTreeMap<String, Values>;
 
 /// `parity.json`. Only what the comparison uses.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
 pub struct Parity {
     /// What is compared.
-    pub kind: String,
+    pub kind: Kind,
+    /// Which net: two branches or one, or the backbone and head alone.
+    pub net: Option<String>,
     dims: Option<[usize; 4]>,
     depths: Option<[usize; 4]>,
     heads: Option<[usize; 4]>,
     sr_ratios: Option<[usize; 4]>,
     head_channels: Option<usize>,
     head_norm: Option<String>,
+    head_level_activation: Option<LevelActivation>,
     activation: Option<String>,
+    /// Channels of the head's output, in sets of checkpoints.
+    labels: Option<usize>,
     /// Bands of the image.
     pub bands: Option<usize>,
     /// Input height and width in pixels.
@@ -114,6 +127,12 @@ pub struct Parity {
     pub fresh_samples: bool,
     /// A factor on the images for each step.
     pub image_scale: Option<Vec<f64>>,
+    /// The last axis of `loss`, in order.
+    pub terms: Vec<String>,
+    /// Names of what is compared by itself.
+    pub cases: Vec<String>,
+    /// Epsilons of the layer norms of each answer.
+    pub variants: BTreeMap<String, Epsilons>,
     /// Optimizer steps.
     pub steps: usize,
     /// Learning rate.
@@ -134,8 +153,38 @@ pub struct Parity {
     pub zero_gradient: Option<ZeroGradient>,
 }
 
+/// What is compared.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// A training of the net with two branches.
+    #[default]
+    Dual,
+    /// A training of the net with one branch.
+    Single,
+    /// A training with accumulation and clipping.
+    Clip,
+    /// Losses over the valid pixels of two ranks.
+    Ignore,
+    /// Losses by themselves.
+    Losses,
+    /// Checkpoints of other projects.
+    Import,
+}
+
+/// What is added to variances in layer norms.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+pub struct Epsilons {
+    /// Everywhere else.
+    pub layer_norm_eps: f64,
+    /// Behind patch embeddings.
+    pub embed_norm_eps: Option<f64>,
+    /// Behind the reduction of keys and values.
+    pub attn_norm_eps: Option<f64>,
+}
+
 /// What is allowed.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 pub struct Tolerance {
     /// What a tensor whose expected norm is 0 may have.
     pub floor: f64,
@@ -172,7 +221,9 @@ pub struct ZeroGradient {
 pub struct Fixture {
     /// `parity.json`.
     pub parity: Parity,
-    /// Initial parameters under `init/`, perhaps inputs.
+    /// Where it is.
+    pub dir: PathBuf,
+    /// Initial parameters under `init/`, perhaps inputs. Empty where the set has none.
     pub common: Tensors,
     /// The reference.
     pub expected: Tensors,
@@ -186,13 +237,16 @@ impl Fixture {
     pub fn open(dir: &Path) -> Result<Self> {
         let path = dir.join("parity.json");
         let text = read(&path)?;
-        let parity: Parity = serde_json::from_slice(&text).map_err(|source| Error::Json {
+        let json = |source| Error::Json {
             path: path.clone(),
             source,
-        })?;
-        if !["dual", "clip"].contains(&parity.kind.as_str()) {
-            return Err(Error::Kind { kind: parity.kind });
+        };
+        let value: serde_json::Value = serde_json::from_slice(&text).map_err(json)?;
+        let kind = value["kind"].as_str().unwrap_or_default();
+        if serde_json::from_value::<Kind>(kind.into()).is_err() {
+            return Err(Error::Kind { kind: kind.into() });
         }
+        let parity: Parity = serde_json::from_value(value).map_err(json)?;
         let file = |role: &str| match parity.files.get(role) {
             Some(name) => tensors(&dir.join(name)),
             None => Err(Error::Tensors {
@@ -200,8 +254,13 @@ impl Fixture {
                 reason: format!("files.{role} is missing"),
             }),
         };
+        let common = match parity.files.contains_key("common") {
+            true => file("common")?,
+            false => Tensors::new(),
+        };
         Ok(Self {
-            common: file("common")?,
+            dir: dir.into(),
+            common,
             expected: file("expected")?,
             parity,
         })
@@ -210,6 +269,11 @@ impl Fixture {
     /// Input height and width in pixels.
     pub fn size(&self) -> usize {
         self.parity.size.as_u64().unwrap_or(64) as usize
+    }
+
+    /// Whether a stage makes a difference.
+    pub fn trains(&self) -> bool {
+        !matches!(self.parity.kind, Kind::Losses | Kind::Import)
     }
 
     /// The model that the set describes.
@@ -227,12 +291,44 @@ impl Fixture {
                 Some("none") => HeadNorm::None,
                 _ => HeadNorm::Batch,
             },
+            head_activation: parity.head_level_activation,
+            head_outputs: parity.labels.unwrap_or(default.head_outputs),
             activation: match parity.activation.as_deref() {
                 Some("silu") => FeedForward::Silu,
                 _ => FeedForward::Gelu,
             },
+            upsampling: match parity.net.as_deref() {
+                Some("single") => Upsampling::Progressive,
+                _ => Upsampling::Direct,
+            },
+            superres: parity.net.as_deref() == Some("dual"),
             ..default
         }
+    }
+
+    /// The file of this role.
+    ///
+    /// # Errors
+    /// [`Error::Tensors`] if the set has none.
+    pub fn file(&self, role: &str) -> Result<PathBuf> {
+        match self.parity.files.get(role) {
+            Some(name) => Ok(self.dir.join(name)),
+            None => Err(Error::Tensors {
+                path: self.dir.join("parity.json"),
+                reason: format!("files.{role} is missing"),
+            }),
+        }
+    }
+
+    /// An expected tensor, or another of the expected file.
+    ///
+    /// # Errors
+    /// [`Error::Tensors`] if the set has none of this name.
+    pub fn stored(&self, key: &str) -> Result<&Values> {
+        self.expected.get(key).ok_or_else(|| Error::Tensors {
+            path: self.dir.clone(),
+            reason: format!("{key} is missing"),
+        })
     }
 
     /// The first value of a parameter.

@@ -10,6 +10,7 @@ pub mod fixture;
 pub mod gpu_ranks;
 pub mod hash;
 pub mod judge;
+pub mod loss_cases;
 pub mod maps;
 pub mod nasty;
 pub mod training;
@@ -19,29 +20,37 @@ use terrashard_layout::{ElementType, Stage};
 use backend::Backend;
 use fixture::{Fixture, Result};
 use judge::{Bounds, Verdict, judge};
+use loss_cases::{has_labels, observe_cases, observe_net};
 use training::{Role, Run, observe};
 
-/// Runs all that the set describes at one stage and judges it.
+/// Runs all that the set describes at one stage and judges it. Cases of a loss whose targets are no labels are left out.
 ///
 /// # Errors
-/// Those of [`observe`] and [`judge()`].
+/// Those of [`observe`], [`observe_cases`], [`observe_net`] and [`judge()`].
 pub fn compare(
     fixture: &Fixture,
     backend: Backend,
     stage: Stage,
     dtype: ElementType,
 ) -> Result<Vec<Verdict>> {
+    let run = |role: Role| Run {
+        backend,
+        role,
+        stage,
+        dtype,
+    };
+    let runs = |role: &str| fixture.parity.prefix.contains_key(role);
     let mut observed = fixture::Tensors::new();
     for role in [Role::One, Role::Ranks] {
-        if fixture.parity.prefix.contains_key(role.key()) {
-            let run = Run {
-                backend,
-                role,
-                stage,
-                dtype,
-            };
-            observed.extend(observe(fixture, run)?);
+        if runs(role.key()) {
+            observed.extend(observe(fixture, run(role))?);
         }
+    }
+    if runs("net") {
+        observed.extend(observe_net(fixture, run(Role::Ranks))?);
+    }
+    if runs("cases") {
+        observed.extend(observe_cases(fixture, run(Role::Ranks))?);
     }
     let inputs = [
         "in/",
@@ -57,6 +66,7 @@ pub fn compare(
         .expected
         .keys()
         .filter(|key| !inputs.iter().any(|input| key.starts_with(input)))
+        .filter(|key| is_compared(fixture, key))
         .cloned()
         .collect();
     let bounds = match dtype {
@@ -64,4 +74,11 @@ pub fn compare(
         _ => Bounds::OfTheSet,
     };
     judge(fixture, &observed, &keys, bounds)
+}
+
+/// Whether a value of this key can be had: not that of a case whose targets are no labels.
+fn is_compared(fixture: &Fixture, key: &str) -> bool {
+    let case = key.split_once('/').map_or(key, |(_, case)| case);
+    let targets = fixture.expected.get(&format!("t/{case}"));
+    targets.is_none_or(has_labels)
 }

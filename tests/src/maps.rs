@@ -17,6 +17,8 @@ pub fn observe_maps(maps: &Maps, prefix: &str, seen: &mut Tensors) {
     let branches = [
         ("seg", Some(&maps.seg_low), Some(&maps.segmentation)),
         ("sr", maps.sr_low.as_ref(), maps.superres.as_ref()),
+        // The net with one branch has another name for its map.
+        ("logits", None, Some(&maps.segmentation)),
     ];
     for (name, low, map) in branches {
         if let Some(low) = low {
@@ -24,18 +26,23 @@ pub fn observe_maps(maps: &Maps, prefix: &str, seen: &mut Tensors) {
             put(format!("{name}_sim"), similarity(&values(low)));
         }
         if let Some(map) = map {
-            let map = values(&map.clone().pixels());
-            for every in [3, 11] {
-                put(format!("{name}_every{every}"), sampled(&map, every));
-            }
-            put(format!("{name}_sum"), summed(&map, |value| value));
-            put(format!("{name}_sumsq"), summed(&map, |value| value * value));
-            put(name.into(), map);
+            observe_large(name, values(&map.clone().pixels()), &mut put);
         }
     }
 }
 
-fn values(map: &Tensor<4>) -> Values {
+/// Everything that a set may have of one large map.
+pub fn observe_large(name: &str, map: Values, put: &mut impl FnMut(String, Values)) {
+    for every in [3, 11] {
+        put(format!("{name}_every{every}"), sampled(&map, every));
+    }
+    put(format!("{name}_sum"), summed(&map, |value| value));
+    put(format!("{name}_sumsq"), summed(&map, |value| value * value));
+    put(name.into(), map);
+}
+
+/// A tensor as doubles.
+pub fn values<const D: usize>(map: &Tensor<D>) -> Values {
     Values {
         shape: map.dims().to_vec(),
         values: map.clone().into_data().iter::<f64>().collect(),

@@ -1,5 +1,6 @@
 //! Trains the model of a reference set as it says, on ranks that are threads, and keeps what the set has values for.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use burn::module::Module;
@@ -16,16 +17,29 @@ use terrashard_zero::{
 
 use crate::backend::Backend;
 use crate::fixture::{Error, Fixture, Parity, Result, Tensors, Values};
-use crate::hash;
-use crate::maps::observe_maps;
+use crate::maps::{observe_large, observe_maps};
+use crate::{hash, maps};
 
-/// A training pass whose parameters come from a sharded optimizer.
-pub struct Sharded<'a>(pub &'a ZeroOptimizer);
+/// A training pass whose parameters come from a sharded optimizer. It keeps what the blocks of `tail.up` make.
+pub struct Sharded<'a> {
+    optimizer: &'a ZeroOptimizer,
+    steps: RefCell<Vec<Values>>,
+}
+
+impl<'a> Sharded<'a> {
+    /// A pass that has seen nothing.
+    pub fn new(optimizer: &'a ZeroOptimizer) -> Self {
+        Self {
+            optimizer,
+            steps: RefCell::default(),
+        }
+    }
+}
 
 impl Scope for Sharded<'_> {
     fn block<M, const D: usize, const E: usize, F>(
         &self,
-        _name: &str,
+        name: &str,
         module: &M,
         inputs: Vec<Tensor<D>>,
         forward: F,
@@ -35,8 +49,12 @@ impl Scope for Sharded<'_> {
         F: Fn(&M, Vec<Tensor<D>>, &Pass) -> Tensor<E> + Send + Sync + 'static,
     {
         let anchor = inputs.last().expect("a block has an input");
-        let module = self.0.enter(module, anchor);
-        forward(&module, inputs, &self.pass())
+        let module = self.optimizer.enter(module, anchor);
+        let output = forward(&module, inputs, &self.pass());
+        if name.starts_with("tail.up.") {
+            self.steps.borrow_mut().push(maps::values(&output));
+        }
+        output
     }
 
     fn pass(&self) -> Pass {
@@ -93,7 +111,8 @@ impl Run {
         }
     }
 
-    fn dtype(&self) -> DType {
+    /// The element type of its tensors.
+    pub fn dtype(&self) -> DType {
         if self.dtype == ElementType::F64 {
             DType::F64
         } else {
@@ -115,7 +134,7 @@ pub fn observe(fixture: &Fixture, run: Run) -> Result<Tensors> {
     let mut results = results.map_err(|error| Error::Ranks {
         reason: error.to_string(),
     })?;
-    let terms = 4 * run.accumulate(parity);
+    let terms = parity.terms.len() * run.accumulate(parity);
     let mut losses = Vec::new();
     for step in 0..parity.steps {
         for (_, rank_losses) in &results {
@@ -128,7 +147,12 @@ pub fn observe(fixture: &Fixture, run: Run) -> Result<Tensors> {
         .get(run.role.key())
         .cloned()
         .unwrap_or_default();
-    let shape = vec![parity.steps, ranks, run.accumulate(parity), 4];
+    let shape = vec![
+        parity.steps,
+        ranks,
+        run.accumulate(parity),
+        parity.terms.len(),
+    ];
     observed.insert(
         format!("{prefix}loss"),
         Values {
@@ -139,7 +163,7 @@ pub fn observe(fixture: &Fixture, run: Run) -> Result<Tensors> {
     Ok(observed)
 }
 
-/// What one rank saw, and its losses: for each step, for each micro-batch, the four terms.
+/// What one rank saw, and its losses: for each step, for each micro-batch, the terms.
 fn one_rank(
     fixture: &Fixture,
     run: Run,
@@ -191,11 +215,20 @@ fn one_rank(
             let samples = micro_batch(cursor, rank, ranks, micro, accumulate, m);
             let (image, targets) = batch.make(samples, step);
             let windows = ranks * accumulate;
-            let (maps, terms) = forward(&model, &optimizer, image, &targets, windows);
-            losses.extend(values(&terms).map(|term| term * windows as f64));
+            let scope = Sharded::new(&optimizer);
+            let loss = loss(parity);
+            let (maps, terms) = forward_in(&scope, &model, loss, image, &targets, windows);
+            let names = parity.terms.iter();
+            losses.extend(names.map(|name| term(&terms, name) * windows as f64));
+            let steps = scope.steps.take();
             optimizer.backward(terms.total)?;
             if step == 0 && run.role == Role::One {
                 observe_maps(&detached(maps), &prefix, &mut seen);
+                for (step, map) in steps.into_iter().enumerate() {
+                    observe_large(&format!("up{step}"), map, &mut |name, values| {
+                        seen.insert(format!("{prefix}out/{name}"), values);
+                    });
+                }
             }
         }
         if step == 0 {
@@ -247,16 +280,35 @@ pub fn forward(
     targets: &Targets,
     windows: usize,
 ) -> (Maps, Losses) {
+    let scope = Sharded::new(optimizer);
+    forward_in(&scope, model, Loss::Focal, image, targets, windows)
+}
+
+fn forward_in(
+    scope: &Sharded<'_>,
+    model: &S2s2Net,
+    loss: Loss,
+    image: Tensor<4>,
+    targets: &Targets,
+    windows: usize,
+) -> (Maps, Losses) {
     let own = Normalizers::of(targets);
     let normalizers = Normalizers {
         samples: own.samples * windows as f64,
         valid_pixels: own.valid_pixels * windows as f64,
         superres_values: own.superres_values * windows as f64,
     };
-    let scope = Sharded(optimizer);
-    let maps = model.forward(image, &scope);
-    let losses = Loss::Focal.of(&maps, targets, &normalizers, &scope);
+    let maps = model.forward(image, scope);
+    let losses = loss.of(&maps, targets, &normalizers, scope);
     (maps, losses)
+}
+
+/// The loss whose terms the set has.
+fn loss(parity: &Parity) -> Loss {
+    match parity.terms.iter().any(|term| term == "bce") {
+        true => Loss::BceDice,
+        false => Loss::Focal,
+    }
 }
 
 /// Everything in one element type.
@@ -326,29 +378,32 @@ impl Batch<'_> {
             .map_or(1.0, |scale| scale[step]);
         image.iter_mut().for_each(|value| *value *= factor as f32);
         let big = 5 * size;
+        let superres = self.fixture.model().superres;
         let tensor = |values: Vec<f32>, shape: [usize; 4], device: &Device| {
             Tensor::<4>::from_data(TensorData::new(values, shape), (device, self.dtype))
         };
         let plain = self.device.clone().inner();
         let targets = Targets {
             labels: Labels::new(mask, [n, big, big], &self.device),
-            superres: Some(tensor(hres, [n, 4, big, big], &plain)),
+            superres: superres.then(|| tensor(hres, [n, 4, big, big], &plain)),
         };
         (tensor(image, [n, bands, size, size], &self.device), targets)
     }
 }
 
-/// The four terms in the order of the reference.
-fn values(losses: &Losses) -> impl Iterator<Item = f64> {
+/// A term by the reference's name for it; NaN, which is never within bounds, for one that is not known.
+fn term(losses: &Losses, name: &str) -> f64 {
     let scalar = |tensor: &Tensor<1>| tensor.clone().into_scalar::<f64>();
     let optional = |tensor: &Option<Tensor<1>>| tensor.as_ref().map_or(0.0, scalar);
-    [
-        scalar(&losses.total),
-        optional(&losses.affinity),
-        scalar(&losses.segmentation),
-        optional(&losses.l1),
-    ]
-    .into_iter()
+    match name {
+        "total" => scalar(&losses.total),
+        "affinity" => optional(&losses.affinity),
+        "focal" => scalar(&losses.segmentation),
+        "mae" => optional(&losses.l1),
+        "bce" => scalar(&losses.segmentation) - optional(&losses.dice),
+        "dice" => optional(&losses.dice),
+        _ => f64::NAN,
+    }
 }
 
 /// Maps outside the graph.

@@ -55,10 +55,33 @@ fn accumulation_clipping_and_parameter_groups() {
     check("clip", 380);
 }
 
+#[test]
+fn one_branch() {
+    check("single", 370);
+}
+
+#[test]
+fn losses_over_the_valid_pixels_of_all_ranks() {
+    check("ignore", 380);
+}
+
+#[test]
+fn losses_by_themselves() {
+    check("losses", 30);
+}
+
 #[cfg(feature = "tch")]
 #[test]
 fn every_set_on_libtorch() {
-    for (set, at_least) in [("dual", 800), ("dual_nobn", 250), ("clip", 380)] {
+    let sets = [
+        ("dual", 800),
+        ("dual_nobn", 250),
+        ("clip", 380),
+        ("single", 370),
+        ("ignore", 380),
+        ("losses", 30),
+    ];
+    for (set, at_least) in sets {
         check_on(Backend::Tch, set, at_least);
     }
 }

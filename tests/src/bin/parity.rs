@@ -17,7 +17,7 @@ struct Arguments {
     /// What computes.
     #[arg(long, value_enum, default_value_t = Backend::Flex)]
     backend: Backend,
-    /// Only this ZeRO stage; default: 0, 1 and 2.
+    /// Only this ZeRO stage; default: all four, or 0 alone where nothing is trained.
     #[arg(long, value_parser = stage)]
     stage: Option<Stage>,
     /// Element type: float32 within the set's tolerances, float64 within 1e-7.
@@ -54,7 +54,8 @@ fn run(arguments: &Arguments) -> terrashard_tests::fixture::Result<bool> {
     let fixture = Fixture::open(&arguments.dir)?;
     let stages = match arguments.stage {
         Some(stage) => vec![stage],
-        None => vec![Stage::Zero, Stage::One, Stage::Two],
+        None if fixture.trains() => vec![Stage::Zero, Stage::One, Stage::Two, Stage::Three],
+        None => vec![Stage::Zero],
     };
     let dtype = match arguments.precision {
         Precision::F32 => ElementType::F32,
