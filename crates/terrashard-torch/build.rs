@@ -41,7 +41,7 @@ mod libtorch {
     }
 
     pub(super) fn build() {
-        println!("cargo::rerun-if-changed=src/shim.cc");
+        println!("cargo::rerun-if-changed=src");
         let folder = match found() {
             Ok(folder) => folder,
             Err(message) => {
@@ -58,7 +58,7 @@ mod libtorch {
             .define("_GLIBCXX_USE_CXX11_ABI", abi.as_str())
             .include(folder.join("include"))
             .include(folder.join("include/torch/csrc/api/include"))
-            .file("src/shim.cc")
+            .files(["src/shim.cc", "src/attention.cc", "src/branch.cc"])
             .compile("terrashard_shim");
         let libraries = folder.join("lib");
         println!("cargo::rustc-link-search=native={}", libraries.display());

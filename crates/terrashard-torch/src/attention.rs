@@ -7,15 +7,14 @@ use crate::{Result, shim};
 
 /// The result of `softmax(q k^T scale) v` and what its gradients need beside the inputs.
 ///
-/// On the CPU and for 16 bits on a GPU the kernel is flash attention, else on a GPU the memory-efficient one, which
-/// has none for `f64`.
+/// On the CPU and for 16 bits on a GPU the kernel is flash attention. On a GPU, `f32` is computed by the memory-efficient kernel,
+/// but its gradients by matrix products over parts of the matrix of scores, as everything is in `f64`, and where the width of a
+/// head suits no kernel.
 #[derive(Debug)]
 pub struct Attention {
     output: Tensor,
-    /// The logarithm of each row's sum of exponentials.
-    sums: Tensor,
-    /// Seed and offset of the generator, of which a kernel without dropout makes no use but which it asks for.
-    generator: [Option<Tensor>; 2],
+    /// What the kernel's gradients need: the logarithm of each row's sum of exponentials, seed and offset of the generator.
+    others: [Option<Tensor>; 3],
     scale: f64,
 }
 
@@ -26,17 +25,15 @@ impl Attention {
     /// q `[N, heads, queries, dim]`, k and v `[N, heads, keys, dim]`; the last dimension contiguous.
     ///
     /// # Errors
-    /// [`Error::Exception`](crate::Error) if shapes, types or devices do not fit together, there is no kernel for the
-    /// type, or memory is used up.
+    /// [`Error::Exception`](crate::Error) if shapes, types or devices do not fit together, or memory is used up.
     pub fn forward(q: &Tensor, k: &Tensor, v: &Tensor, scale: f64) -> Result<Self> {
         let mut out = Outputs::new(Call::Attention);
         shim::attention([q, k, v], scale, &mut out)?;
-        let [output, sums] = [out.tensor(0)?, out.tensor(1)?];
-        let [_, _, seed, offset] = out.take();
+        let output = out.tensor(0)?;
+        let [_, sums, seed, offset] = out.take();
         Ok(Self {
             output,
-            sums,
-            generator: [seed, offset],
+            others: [sums, seed, offset],
             scale,
         })
     }
@@ -62,10 +59,10 @@ impl Attention {
         k: &Tensor,
         v: &Tensor,
     ) -> Result<[Tensor; 3]> {
-        let generator = self.generator.each_ref().map(Option::as_ref);
-        let saved = [&self.output, &self.sums];
+        let others = self.others.each_ref().map(Option::as_ref);
+        let inputs = [q, k, v];
         let mut out = Outputs::new(Call::AttentionBackward);
-        shim::attention_backward(gradient, [q, k, v], saved, generator, self.scale, &mut out)?;
+        shim::attention_backward(gradient, inputs, &self.output, others, self.scale, &mut out)?;
         Ok([out.tensor(0)?, out.tensor(1)?, out.tensor(2)?])
     }
 }

@@ -24,4 +24,16 @@ pub enum Error {
         /// Which of its results is missing, from 0.
         index: usize,
     },
+    /// Another number of tensors or flags than the call takes.
+    #[error("libtorch's {call} takes {expected} {what}, got {got}")]
+    Count {
+        /// What was called.
+        call: &'static str,
+        /// Of what there is another number.
+        what: &'static str,
+        /// How many it takes.
+        expected: usize,
+        /// How many there were.
+        got: usize,
+    },
 }

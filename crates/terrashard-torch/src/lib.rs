@@ -33,6 +33,8 @@ mod attention;
 #[cfg(feature = "tch")]
 mod backend;
 #[cfg(feature = "tch")]
+mod branch;
+#[cfg(feature = "tch")]
 mod device;
 #[cfg(feature = "tch")]
 mod error;
@@ -46,6 +48,7 @@ pub use {
     adamw::AdamW,
     attention::Attention,
     backend::{LibTorch, Primitive, cpu, gpu, inner, is_unshared, outer},
+    branch::{AttentionBranch, BranchActivation, FeedForwardBranch, Saved},
     device::{
         Memory, empty_cache, is_deterministic, load_cuda, set_deterministic, set_tf32, version,
     },

@@ -4,17 +4,14 @@
 // `terrashard_free_text`. Tensors in `out` belong to the caller, null where there is none; they do so after an error, too.
 // Built against LibTorch's own headers alone: `at::accelerator` needs none of CUDA.
 
+#include "guarded.h"
+
+#include "attention.h"
+
 #include <ATen/Context.h>
 #include <ATen/DeviceAccelerator.h>
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_fused_adamw.h>
-#include <ATen/ops/_scaled_dot_product_efficient_attention.h>
-#include <ATen/ops/_scaled_dot_product_efficient_attention_backward.h>
-#include <ATen/ops/_scaled_dot_product_flash_attention.h>
-#include <ATen/ops/_scaled_dot_product_flash_attention_backward.h>
-#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
-#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/native_layer_norm_backward.h>
 #include <ATen/ops/tensor.h>
@@ -24,45 +21,12 @@
 
 #include <array>
 #include <cstdlib>
-#include <cstring>
-#include <optional>
 #include <stdexcept>
-#include <tuple>
 #include <utility>
 
-namespace {
-
-template <typename Body>
-int guarded(char** message, Body body) {
-  try {
-    // burn differentiates, not LibTorch.
-    at::AutoDispatchBelowADInplaceOrView guard;
-    body();
-    return 0;
-  } catch (const c10::Error& error) {
-    *message = strdup(error.what_without_backtrace());
-  } catch (const std::exception& error) {
-    *message = strdup(error.what());
-  } catch (...) {
-    *message = strdup("an exception that says nothing");
-  }
-  return 1;
-}
-
-at::Tensor* given(at::Tensor tensor) {
-  return tensor.defined() ? new at::Tensor(std::move(tensor)) : nullptr;
-}
-
-at::Tensor value_or_undefined(const at::Tensor* tensor) {
-  return tensor == nullptr ? at::Tensor() : *tensor;
-}
-
-// In CUDA's memory there are two kernels that never build the matrix of scores; the faster one takes 16 bits only.
-bool takes_flash(const at::Tensor& q) {
-  return q.scalar_type() == at::kHalf || q.scalar_type() == at::kBFloat16;
-}
-
-}  // namespace
+using terrashard::given;
+using terrashard::guarded;
+using terrashard::value_or_undefined;
 
 extern "C" {
 
@@ -98,28 +62,16 @@ int terrashard_layer_norm_backward(char** message, const at::Tensor* gradient, c
   });
 }
 
-// out: the result, and what backward needs: the scores' logarithms of sums, the generator's seed and offset.
+// out: the result, and what backward needs: the scores' logarithms of sums, the generator's seed and offset, each null where
+// the kernel has none.
 int terrashard_attention(char** message, const at::Tensor* q, const at::Tensor* k, const at::Tensor* v, double scale,
                          at::Tensor** out) {
   return guarded(message, [&] {
-    if (q->is_cpu()) {
-      auto [output, sums] = at::_scaled_dot_product_flash_attention_for_cpu(*q, *k, *v, 0.0, false, {}, scale);
-      out[0] = given(std::move(output));
-      out[1] = given(std::move(sums));
-    } else if (takes_flash(*q)) {
-      auto result = at::_scaled_dot_product_flash_attention(*q, *k, *v, 0.0, false, false, scale);
-      out[0] = given(std::get<0>(result));
-      out[1] = given(std::get<1>(result));
-      out[2] = given(std::get<6>(result));
-      out[3] = given(std::get<7>(result));
-    } else {
-      auto [output, sums, seed, offset] =
-          at::_scaled_dot_product_efficient_attention(*q, *k, *v, {}, true, 0.0, false, scale);
-      out[0] = given(std::move(output));
-      out[1] = given(std::move(sums));
-      out[2] = given(std::move(seed));
-      out[3] = given(std::move(offset));
-    }
+    auto [output, sums, seed, offset] = terrashard::attend(*q, *k, *v, scale);
+    out[0] = given(std::move(output));
+    out[1] = given(std::move(sums));
+    out[2] = given(std::move(seed));
+    out[3] = given(std::move(offset));
   });
 }
 
@@ -127,24 +79,10 @@ int terrashard_attention(char** message, const at::Tensor* q, const at::Tensor* 
 int terrashard_attention_backward(char** message, const at::Tensor* gradient, const at::Tensor* q, const at::Tensor* k,
                                   const at::Tensor* v, const at::Tensor* const* saved, double scale, at::Tensor** out) {
   return guarded(message, [&] {
-    const at::Tensor &output = *saved[0], &sums = *saved[1];
-    std::tuple<at::Tensor, at::Tensor, at::Tensor> result;
-    if (q->is_cpu()) {
-      result = at::_scaled_dot_product_flash_attention_for_cpu_backward(*gradient, *q, *k, *v, output, sums, 0.0, false,
-                                                                       {}, scale);
-    } else if (takes_flash(*q)) {
-      result = at::_scaled_dot_product_flash_attention_backward(
-          *gradient, *q, *k, *v, output, sums, at::Tensor(), at::Tensor(), q->size(2), k->size(2), 0.0, false,
-          value_or_undefined(saved[2]), value_or_undefined(saved[3]), scale);
-    } else {
-      auto [gq, gk, gv, bias] = at::_scaled_dot_product_efficient_attention_backward(
-          *gradient, *q, *k, *v, at::Tensor(), output, sums, value_or_undefined(saved[2]),
-          value_or_undefined(saved[3]), 0.0, {true, true, true, false}, false, scale);
-      result = {gq, gk, gv};
-    }
-    out[0] = given(std::get<0>(result));
-    out[1] = given(std::get<1>(result));
-    out[2] = given(std::get<2>(result));
+    const terrashard::Attended attended{*saved[0], value_or_undefined(saved[1]), value_or_undefined(saved[2]),
+                                        value_or_undefined(saved[3])};
+    auto gradients = terrashard::attend_backward(*gradient, *q, *k, *v, attended, scale);
+    for (int i = 0; i < 3; i++) out[i] = given(std::move(gradients[i]));
   });
 }
 

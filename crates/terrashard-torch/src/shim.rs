@@ -1,9 +1,11 @@
-//! The border to C++: the only file that calls `shim.cc`.
+//! The border to C++: the only files that call `shim.cc` and, in `shim/branch.rs`, `branch.cc`.
 //!
 //! Every function hands over pointers to tensors that it has borrowed, takes over the tensors that come back, and turns an
 //! exception's text into an [`Error`].
 
 #![expect(unsafe_code, reason = "calls into C++")]
+
+pub(crate) mod branch;
 
 use std::ffi::{CStr, c_char, c_int};
 use std::ptr;
@@ -88,6 +90,10 @@ pub(crate) enum Call {
     LayerNormBackward,
     Attention,
     AttentionBackward,
+    AttentionBranch,
+    AttentionBranchBackward,
+    FeedForwardBranch,
+    FeedForwardBranchBackward,
     AdamW,
     LoadCuda,
     Deterministic,
@@ -96,12 +102,16 @@ pub(crate) enum Call {
 }
 
 impl Call {
-    fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Conv2dBackward => "convolution's backward",
             Self::LayerNormBackward => "layer normalisation's backward",
             Self::Attention => "attention",
             Self::AttentionBackward => "attention's backward",
+            Self::AttentionBranch => "an attention branch",
+            Self::AttentionBranchBackward => "an attention branch's backward",
+            Self::FeedForwardBranch => "a feed-forward branch",
+            Self::FeedForwardBranchBackward => "a feed-forward branch's backward",
             Self::AdamW => "a step of adamw",
             Self::LoadCuda => "the loading of its part for GPUs",
             Self::Deterministic => "the choice of deterministic algorithms",
@@ -242,18 +252,18 @@ pub(crate) fn attention(inputs: [&Tensor; 3], scale: f64, out: &mut Outputs<4>) 
 pub(crate) fn attention_backward(
     gradient: &Tensor,
     inputs: [&Tensor; 3],
-    [output, sums]: [&Tensor; 2],
-    generator: [Option<&Tensor>; 2],
+    output: &Tensor,
+    others: [Option<&Tensor>; 3],
     scale: f64,
     out: &mut Outputs<3>,
 ) -> Result<()> {
     let gradient = handle(gradient);
     let [q, k, v] = inputs.map(handle);
-    let [seed, offset] = generator.map(|tensor| tensor.map_or(ptr::null(), handle));
-    let saved = [handle(output), handle(sums), seed, offset];
+    let [sums, seed, offset] = others.map(|tensor| tensor.map_or(ptr::null(), handle));
+    let saved = [handle(output), sums, seed, offset];
     out.fill(|message, out| {
-        // SAFETY: the tensors are borrowed until the call returns; of the four in `saved` the first two are not null, and
-        // the others may be; `out` has the three places it uses.
+        // SAFETY: the tensors are borrowed until the call returns; of the four in `saved` the first is not null, and the
+        // others may be; `out` has the three places it uses.
         unsafe {
             terrashard_attention_backward(message, gradient, q, k, v, saved.as_ptr(), scale, out)
         }

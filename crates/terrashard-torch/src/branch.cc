@@ -1,0 +1,368 @@
+// The two residual branches of a Mix Transformer's block, `x + kept * f(norm(x))`, each with its gradients as one call: the
+// host has little to do, memory goes as soon as nobody needs it, and nothing is copied for the sake of a layout.
+//
+// Shapes: x [N, T, C] with T = height * width tokens; M tokens of the map that is reduced by `ratio`; hidden tensors
+// [N, T, D]. A map [N, D, height, width] is a view of its tokens: channels last in memory.
+
+#include "attention.h"
+#include "guarded.h"
+
+#include <ATen/ops/conv2d.h>
+#include <ATen/ops/convolution_backward.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/gelu_backward.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/mish.h>
+#include <ATen/ops/mish_backward.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/native_layer_norm.h>
+#include <ATen/ops/native_layer_norm_backward.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/silu_backward.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/threshold.h>
+#include <ATen/ops/threshold_backward.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <array>
+#include <cmath>
+
+using at::Tensor;
+using terrashard::given;
+using terrashard::guarded;
+using terrashard::value_or_undefined;
+
+extern "C" {
+
+// As `src/branch.rs` has them.
+struct TerrashardAttention {
+  int64_t heads, height, width, ratio;
+  double epsilon, reduced_epsilon;
+};
+
+struct TerrashardFeedForward {
+  int64_t height, width, activation;
+  double epsilon;
+};
+
+}  // extern "C"
+
+namespace {
+
+// All tokens as rows, without a copy where they lie side by side.
+Tensor rows(const Tensor& x) { return x.reshape({-1, x.size(-1)}); }
+
+// [N, T, D] as [N, D, height, width].
+Tensor as_map(const Tensor& x, int64_t height, int64_t width) {
+  return x.view({x.size(0), height, width, x.size(2)}).permute({0, 3, 1, 2});
+}
+
+// [N, D, height, width] as [N, T, D].
+Tensor as_tokens(const Tensor& map) { return map.permute({0, 2, 3, 1}).reshape({map.size(0), -1, map.size(1)}); }
+
+struct Norm {
+  Tensor y, mean, inverse;
+};
+
+// LibTorch keeps mean and deviation of 16 bits in 16 bits on the CPU, which weights' gradients feel: there it gets 32.
+Tensor for_norm(const Tensor& x) {
+  return x.is_cpu() && at::isReducedFloatingType(x.scalar_type()) ? x.to(at::kFloat) : x;
+}
+
+Norm normalised(const Tensor& x, const Tensor& weight, const Tensor& bias, double epsilon) {
+  auto [y, mean, inverse] =
+      at::native_layer_norm(for_norm(x), weight.sizes(), for_norm(weight), for_norm(bias), epsilon);
+  return {y.to(x.scalar_type()), mean, inverse};
+}
+
+// The parameters of a branch and the gradients of those that are wanted.
+struct Parameters {
+  const Tensor* const* values;
+  const bool* wanted;
+  Tensor** out;
+
+  const Tensor& operator[](int index) const { return *values[index]; }
+
+  void give(int index, Tensor gradient) const { out[index] = given(std::move(gradient)); }
+
+  // Weight and bias from the gradient of `y = x weight^T + bias`.
+  void give_linear(int weight, const Tensor& gradient, const Tensor& x) const {
+    if (wanted[weight]) give(weight, at::mm(gradient.t(), x));
+    if (wanted[weight + 1]) give(weight + 1, gradient.sum(0));
+  }
+
+  // Weight and bias of a normalisation; gives back the gradient of its input.
+  Tensor give_norm(int weight, const Tensor& gradient, const Tensor& x, const Norm& norm, bool input) const {
+    auto [gx, gw, gb] = at::native_layer_norm_backward(
+        for_norm(gradient), for_norm(x), values[weight]->sizes(), norm.mean, norm.inverse, for_norm(*values[weight]),
+        for_norm(*values[weight + 1]), {input, wanted[weight], wanted[weight + 1]});
+    const auto type = x.scalar_type();
+    give(weight, gw.defined() ? gw.to(type) : gw);
+    give(weight + 1, gb.defined() ? gb.to(type) : gb);
+    return gx.defined() ? gx.to(type) : gx;
+  }
+};
+
+const Tensor& needed(const Tensor* kept) {
+  TORCH_CHECK(kept != nullptr, "what forward kept is missing");
+  return *kept;
+}
+
+// No samples: nothing to compute, and gradients of nought.
+bool is_empty(const Tensor& x) { return x.numel() == 0; }
+
+void give_zeros(const Tensor& x, const Parameters& parameters, int count, bool input, Tensor** out) {
+  if (input) *out = given(at::zeros_like(x));
+  for (int i = 0; i < count; i++) {
+    if (parameters.values[i] != nullptr && parameters.wanted[i]) parameters.give(i, at::zeros_like(parameters[i]));
+  }
+}
+
+// The branch's result on its way out: what is dropped of it, and x added.
+Tensor added(Tensor y, const Tensor& x, const Tensor* kept) {
+  if (kept != nullptr) y.mul_(*kept);
+  return y.add_(x);
+}
+
+// ---------------------------------------------------------------------------------------------------- attention
+
+enum AttentionParameter { kNorm, kQ = 2, kKv = 4, kOut = 6, kReduction = 8, kReducedNorm = 10, kAttentionParameters = 12 };
+
+// What forward keeps for backward.
+enum AttentionSaved { kQueries, kKeysValues, kMixed, kSums, kSeed, kOffset, kReduced, kAttentionSaved };
+
+Tensor by_heads(const Tensor& x, int64_t heads) {
+  return x.view({x.size(0), x.size(1), heads, x.size(2) / heads}).transpose(1, 2);
+}
+
+// Keys and values, each [N, heads, M, d], of [N, M, 2 C].
+std::array<Tensor, 2> keys_and_values(const Tensor& kv, int64_t heads) {
+  auto parts = kv.view({kv.size(0), kv.size(1), 2, heads, kv.size(2) / 2 / heads});
+  return {parts.select(2, 0).transpose(1, 2), parts.select(2, 1).transpose(1, 2)};
+}
+
+Tensor from_heads(const Tensor& x) { return x.transpose(1, 2).reshape({x.size(0), x.size(2), -1}); }
+
+double scale_of(const Tensor& q) { return 1.0 / std::sqrt(static_cast<double>(q.size(3))); }
+
+// The reduction's kernel does not overlap, so it is a matrix product over patches where these fill the map.
+bool fills(const TerrashardAttention& how) { return how.height % how.ratio == 0 && how.width % how.ratio == 0; }
+
+// [N, T, C] as [N, h, w, ratio, ratio, C] without a copy: a patch, and the tokens in it.
+Tensor patches(const Tensor& x, const TerrashardAttention& how) {
+  const auto r = how.ratio;
+  return x.view({x.size(0), how.height / r, r, how.width / r, r, x.size(2)}).permute({0, 1, 3, 2, 4, 5});
+}
+
+Tensor patch_rows(const Tensor& x, const TerrashardAttention& how) {
+  return patches(x, how).reshape({-1, how.ratio * how.ratio * x.size(2)});
+}
+
+// [out, in, r, r] as [out, r r in].
+Tensor patch_weight(const Tensor& weight) { return weight.permute({0, 2, 3, 1}).reshape({weight.size(0), -1}); }
+
+Tensor reduced_map(const Tensor& x, const Parameters& p, const TerrashardAttention& how) {
+  if (fills(how)) {
+    auto y = at::linear(patch_rows(x, how), patch_weight(p[kReduction]), p[kReduction + 1]);
+    return y.view({x.size(0), -1, y.size(1)});
+  }
+  return as_tokens(at::conv2d(as_map(x, how.height, how.width), p[kReduction], p[kReduction + 1],
+                              {how.ratio, how.ratio}));
+}
+
+// Adds the gradient of the reduction's input to `gx`.
+void reduced_map_backward(const Tensor& gradient, const Tensor& x, Tensor& gx, const Parameters& p,
+                          const TerrashardAttention& how) {
+  const auto& weight = p[kReduction];
+  const auto r = how.ratio;
+  if (fills(how)) {
+    const auto g = rows(gradient);
+    if (p.wanted[kReduction]) {
+      auto gw = at::mm(g.t(), patch_rows(x, how)).view({weight.size(0), r, r, weight.size(1)});
+      p.give(kReduction, gw.permute({0, 3, 1, 2}).contiguous());
+    }
+    if (p.wanted[kReduction + 1]) p.give(kReduction + 1, g.sum(0));
+    auto target = patches(gx, how);
+    target.add_(at::mm(g, patch_weight(weight)).view(target.sizes()));
+    return;
+  }
+  std::array<int64_t, 1> bias{weight.size(0)};
+  auto [gmap, gw, gb] = at::convolution_backward(
+      as_map(gradient, how.height / r, how.width / r), as_map(x, how.height, how.width), weight,
+      at::IntArrayRef(bias), {r, r}, {0, 0}, {1, 1}, false, {0, 0}, 1,
+      {true, p.wanted[kReduction], p.wanted[kReduction + 1]});
+  p.give(kReduction, gw);
+  p.give(kReduction + 1, gb);
+  gx.add_(as_tokens(gmap));
+}
+
+// ---------------------------------------------------------------------------------------------------- feed-forward
+
+enum FeedForwardParameter { kFeedNorm, kFirst = 2, kDepthwise = 4, kSecond = 6, kFeedForwardParameters = 8 };
+
+enum FeedForwardSaved { kHidden, kConvolved, kFeedForwardSaved };
+
+enum Activation { kGelu, kSilu, kRelu, kMish };
+
+Tensor activated(const Tensor& x, int64_t activation) {
+  switch (activation) {
+    case kGelu:
+      return at::gelu(x);
+    case kSilu:
+      return at::silu(x);
+    case kMish:
+      return at::mish(x);
+    default:
+      return at::threshold(x, 0, 0);
+  }
+}
+
+// The gradient of x, in the place of that of the result where there is a kernel for that.
+Tensor activated_backward(Tensor gradient, const Tensor& x, int64_t activation) {
+  switch (activation) {
+    case kGelu:
+      return at::gelu_backward_out(gradient, gradient, x);
+    case kSilu:
+      return at::silu_backward_out(gradient, gradient, x);
+    case kMish:
+      return at::mish_backward(gradient, x);
+    default:
+      return at::threshold_backward_out(gradient, gradient, x, 0);
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+// parameters: weights and biases of norm, q, kv, out, reduction and reduced norm; the last two null where ratio is 1.
+// kept: [N, 1, 1] or null. out: the result, then what backward needs.
+int terrashard_attention_branch(char** message, const Tensor* x, const Tensor* const* parameters,
+                                const TerrashardAttention* how, const Tensor* kept, Tensor** out) {
+  return guarded(message, [&] {
+    if (is_empty(*x)) {
+      out[0] = given(at::empty_like(*x));
+      return;
+    }
+    const Parameters p{parameters, nullptr, nullptr};
+    auto* saved = out + 1;
+    auto source = normalised(*x, p[kNorm], p[kNorm + 1], how->epsilon).y;
+    const auto q = at::linear(source, p[kQ], p[kQ + 1]);
+    if (how->ratio > 1) {
+      auto reduced = reduced_map(source, p, *how);
+      source = normalised(reduced, p[kReducedNorm], p[kReducedNorm + 1], how->reduced_epsilon).y;
+      saved[kReduced] = given(std::move(reduced));
+    }
+    const auto kv = at::linear(source, p[kKv], p[kKv + 1]);
+    source.reset();
+    const auto heads = by_heads(q, how->heads);
+    const auto [k, v] = keys_and_values(kv, how->heads);
+    auto attended = terrashard::attend(heads, k, v, scale_of(heads));
+    const auto mixed = from_heads(attended.output);
+    out[0] = given(added(at::linear(mixed, p[kOut], p[kOut + 1]), *x, kept));
+    saved[kQueries] = given(q);
+    saved[kKeysValues] = given(kv);
+    saved[kMixed] = given(mixed);
+    saved[kSums] = given(std::move(attended.sums));
+    saved[kSeed] = given(std::move(attended.seed));
+    saved[kOffset] = given(std::move(attended.offset));
+  });
+}
+
+// wanted and out: those of x, then those of the parameters.
+int terrashard_attention_branch_backward(char** message, const Tensor* gradient, const Tensor* x,
+                                         const Tensor* const* parameters, const Tensor* const* saved,
+                                         const TerrashardAttention* how, const Tensor* kept, const bool* wanted,
+                                         Tensor** out) {
+  return guarded(message, [&] {
+    const Parameters p{parameters, wanted + 1, out + 1};
+    if (is_empty(*x)) return give_zeros(*x, p, kAttentionParameters, wanted[0], out);
+    const auto& mixed = needed(saved[kMixed]);
+    Tensor gq, gkv;
+    {
+      const auto gy = rows(kept == nullptr ? gradient->contiguous() : gradient->mul(*kept));
+      p.give_linear(kOut, gy, rows(mixed));
+      const auto gmixed = by_heads(at::mm(gy, p[kOut]).view_as(mixed), how->heads);
+      const auto q = by_heads(needed(saved[kQueries]), how->heads);
+      const auto [k, v] = keys_and_values(needed(saved[kKeysValues]), how->heads);
+      const terrashard::Attended attended{by_heads(mixed, how->heads), value_or_undefined(saved[kSums]),
+                                          value_or_undefined(saved[kSeed]), value_or_undefined(saved[kOffset])};
+      auto [gheads, gk, gv] = terrashard::attend_backward(gmixed, q, k, v, attended, scale_of(q));
+      gq = rows(from_heads(gheads));
+      gkv = at::stack({gk.transpose(1, 2), gv.transpose(1, 2)}, 2).view({-1, p[kKv].size(0)});
+    }
+    const auto norm = normalised(*x, p[kNorm], p[kNorm + 1], how->epsilon);
+    p.give_linear(kQ, gq, rows(norm.y));
+    auto gn = at::mm(gq, p[kQ]);
+    gq.reset();
+    if (how->ratio > 1) {
+      const auto& reduced = needed(saved[kReduced]);
+      const auto second = normalised(reduced, p[kReducedNorm], p[kReducedNorm + 1], how->reduced_epsilon);
+      p.give_linear(kKv, gkv, rows(second.y));
+      const auto gsource = at::mm(gkv, p[kKv]).view_as(reduced);
+      const auto greduced = p.give_norm(kReducedNorm, gsource, reduced, second, true);
+      auto tokens = gn.view_as(*x);
+      reduced_map_backward(greduced, norm.y, tokens, p, *how);
+    } else {
+      p.give_linear(kKv, gkv, rows(norm.y));
+      gn.addmm_(gkv, p[kKv]);
+    }
+    auto gx = p.give_norm(kNorm, gn.view_as(*x), *x, norm, wanted[0]);
+    if (wanted[0]) out[0] = given(gx.add_(*gradient));
+  });
+}
+
+// parameters: weights and biases of norm, first layer, depthwise convolution and second layer.
+int terrashard_feed_forward_branch(char** message, const Tensor* x, const Tensor* const* parameters,
+                                   const TerrashardFeedForward* how, const Tensor* kept, Tensor** out) {
+  return guarded(message, [&] {
+    if (is_empty(*x)) {
+      out[0] = given(at::empty_like(*x));
+      return;
+    }
+    const Parameters p{parameters, nullptr, nullptr};
+    const auto hidden =
+        at::linear(normalised(*x, p[kFeedNorm], p[kFeedNorm + 1], how->epsilon).y, p[kFirst], p[kFirst + 1]);
+    const auto convolved = as_tokens(at::conv2d(as_map(hidden, how->height, how->width), p[kDepthwise],
+                                                p[kDepthwise + 1], 1, 1, 1, hidden.size(2)));
+    auto y = at::linear(activated(convolved, how->activation), p[kSecond], p[kSecond + 1]);
+    out[0] = given(added(std::move(y), *x, kept));
+    out[1 + kHidden] = given(hidden);
+    out[1 + kConvolved] = given(convolved);
+  });
+}
+
+// wanted and out: those of x, then those of the parameters.
+int terrashard_feed_forward_branch_backward(char** message, const Tensor* gradient, const Tensor* x,
+                                            const Tensor* const* parameters, const Tensor* const* saved,
+                                            const TerrashardFeedForward* how, const Tensor* kept, const bool* wanted,
+                                            Tensor** out) {
+  return guarded(message, [&] {
+    const Parameters p{parameters, wanted + 1, out + 1};
+    if (is_empty(*x)) return give_zeros(*x, p, kFeedForwardParameters, wanted[0], out);
+    const auto &hidden = needed(saved[kHidden]), &convolved = needed(saved[kConvolved]);
+    Tensor ghidden;
+    {
+      const auto gy = rows(kept == nullptr ? gradient->contiguous() : gradient->mul(*kept));
+      p.give_linear(kSecond, gy, rows(activated(convolved, how->activation)));
+      auto gconvolved = activated_backward(at::mm(gy, p[kSecond]).view_as(convolved), convolved, how->activation);
+      std::array<int64_t, 1> bias{hidden.size(2)};
+      auto [gmap, gw, gb] = at::convolution_backward(
+          as_map(gconvolved, how->height, how->width), as_map(hidden, how->height, how->width), p[kDepthwise],
+          at::IntArrayRef(bias), {1, 1}, {1, 1}, {1, 1}, false, {0, 0}, hidden.size(2),
+          {true, p.wanted[kDepthwise], p.wanted[kDepthwise + 1]});
+      p.give(kDepthwise, gw);
+      p.give(kDepthwise + 1, gb);
+      ghidden = rows(as_tokens(gmap));
+    }
+    const auto norm = normalised(*x, p[kFeedNorm], p[kFeedNorm + 1], how->epsilon);
+    p.give_linear(kFirst, ghidden, rows(norm.y));
+    const auto gn = at::mm(ghidden, p[kFirst]).view_as(*x);
+    ghidden.reset();
+    auto gx = p.give_norm(kFeedNorm, gn, *x, norm, wanted[0]);
+    if (wanted[0]) out[0] = given(gx.add_(*gradient));
+  });
+}
+
+}  // extern "C"
