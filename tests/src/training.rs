@@ -10,9 +10,10 @@ use terrashard_layout::{ElementType, Stage, micro_batch};
 use terrashard_models::{
     Labels, Loss, Losses, Maps, Mode, Normalizers, Pass, S2s2Net, Scope, Targets,
 };
+use terrashard_trainer::training::BlockSlots;
 use terrashard_zero::{
-    AdamW, Initial, Optimizer, ParameterGroup, Precision, Select, StateKind, StepOutcome,
-    ZeroConfig, ZeroOptimizer,
+    AdamW, Initial, Optimizer, ParameterGroup, Precision, Recompute, Round, Select, Slots,
+    StateKind, StepOutcome, ZeroConfig, ZeroOptimizer,
 };
 
 use crate::backend::Backend;
@@ -48,9 +49,17 @@ impl Scope for Sharded<'_> {
         M: Module + Sync + 'static,
         F: Fn(&M, Vec<Tensor<D>>, &Pass) -> Tensor<E> + Send + Sync + 'static,
     {
-        let anchor = inputs.last().expect("a block has an input");
-        let module = self.optimizer.enter(module, anchor);
-        let output = forward(&module, inputs, &self.pass());
+        let pass = self.pass();
+        let run = move |module: &M, inputs: Vec<Tensor<D>>, _: Round, slots: Option<&Slots>| {
+            let pass = Pass {
+                slots: slots.map(BlockSlots::of),
+                ..pass.clone()
+            };
+            forward(module, inputs, &pass)
+        };
+        let output = self
+            .optimizer
+            .block_with_slots(module, inputs, Recompute::Keep, run);
         if name.starts_with("tail.up.") {
             self.steps.borrow_mut().push(maps::values(&output));
         }

@@ -10,9 +10,10 @@ use burn::tensor::{self, DType, Tensor};
 use terrashard_collectives::{Communicator, Traffic, local};
 use terrashard_layout::Stage;
 use terrashard_models::{Loss, Mode, Normalizers, Pass, S2s2Net, Scope, Targets};
+use terrashard_trainer::training::BlockSlots;
 use terrashard_zero::{
-    AdamW, Initial, Offload, Optimizer, Recompute, Reduction, Round, StepOutcome, ZeroConfig,
-    ZeroOptimizer, declared,
+    AdamW, Initial, Offload, Optimizer, Recompute, Reduction, Round, Slots, StepOutcome,
+    ZeroConfig, ZeroOptimizer, declared,
 };
 
 use super::job::{Device, Error, Job, Precision};
@@ -470,14 +471,19 @@ impl Scope for Blocks<'_> {
         M: Module + Sync + 'static,
         F: Fn(&M, Vec<Tensor<D>>, &Pass) -> Tensor<E> + Send + Sync + 'static,
     {
-        let run = move |module: &M, inputs: Vec<Tensor<D>>, round: Round| {
+        let run = move |module: &M, inputs: Vec<Tensor<D>>, round: Round, slots: Option<&Slots>| {
             let mode = match round {
                 Round::First => Mode::Training,
                 Round::Again => Mode::Recomputing,
             };
-            forward(module, inputs, &Pass::new(mode))
+            let pass = Pass {
+                slots: slots.map(BlockSlots::of),
+                ..Pass::new(mode)
+            };
+            forward(module, inputs, &pass)
         };
-        self.optimizer.block(module, inputs, self.recompute, run)
+        self.optimizer
+            .block_with_slots(module, inputs, self.recompute, run)
     }
 
     fn pass(&self) -> Pass {

@@ -7,7 +7,8 @@ use crate::scope::{Scope, take};
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use terrashard_ops::{
-    Activation, Conv2d, ConvShape, LayerNorm, Linear, Pass, activate, attention, drop_path,
+    Activation, AttentionLayers, Conv2d, ConvShape, DropPath, FeedForwardLayers, LayerNorm, Linear,
+    Pass, attention_branch, feed_forward_branch,
 };
 
 /// Height and width of a map whose pixels are in a row as tokens.
@@ -15,6 +16,12 @@ use terrashard_ops::{
 pub(crate) struct Grid {
     pub(crate) height: usize,
     pub(crate) width: usize,
+}
+
+impl Grid {
+    fn sides(self) -> [usize; 2] {
+        [self.height, self.width]
+    }
 }
 
 /// `[N, C, H, W]` to `[N, H W, C]`.
@@ -66,14 +73,24 @@ impl Attention {
         }
     }
 
-    fn forward(&self, x: Tensor<3>, grid: Grid) -> Tensor<3> {
-        let q = self.q.forward(x.clone());
-        let reduced = match (&self.sr, &self.norm) {
-            (Some(sr), Some(norm)) => norm.forward(to_tokens(sr.forward(to_map(x, grid))).0),
-            _ => x,
+    /// The residual branch of a block: `x + drop(f(norm(x)))`.
+    fn branch(
+        &self,
+        norm: &LayerNorm,
+        x: Tensor<3>,
+        grid: Grid,
+        drop: DropPath<'_>,
+        pass: &Pass,
+    ) -> Tensor<3> {
+        let layers = AttentionLayers {
+            norm,
+            q: &self.q,
+            kv: &self.kv,
+            proj: &self.proj,
+            reduction: self.sr.as_ref().zip(self.norm.as_ref()),
+            heads: self.heads,
         };
-        let mixed = attention(q, self.kv.forward(reduced), self.heads);
-        self.proj.forward(mixed)
+        attention_branch(x, &layers, grid.sides(), drop, pass)
     }
 }
 
@@ -103,10 +120,23 @@ impl MixFeedForward {
         }
     }
 
-    fn forward(&self, x: Tensor<3>, grid: Grid) -> Tensor<3> {
-        let hidden = self.dw.forward(to_map(self.fc1.forward(x), grid));
-        self.fc2
-            .forward(activate(to_tokens(hidden).0, self.activation))
+    /// The residual branch of a block: `x + drop(f(norm(x)))`.
+    fn branch(
+        &self,
+        norm: &LayerNorm,
+        x: Tensor<3>,
+        grid: Grid,
+        drop: DropPath<'_>,
+        pass: &Pass,
+    ) -> Tensor<3> {
+        let layers = FeedForwardLayers {
+            norm,
+            fc1: &self.fc1,
+            dw: &self.dw,
+            activation: self.activation,
+            fc2: &self.fc2,
+        };
+        feed_forward_branch(x, &layers, grid.sides(), drop, pass)
     }
 }
 
@@ -133,11 +163,14 @@ impl Block {
     }
 
     fn forward(&self, name: &str, x: Tensor<3>, grid: Grid, pass: &Pass) -> Tensor<3> {
-        let drop = |part: &str, x| drop_path(x, self.drop_path, &format!("{name}.{part}"), pass);
-        let mixed = self.attn.forward(self.norm1.forward(x.clone()), grid);
-        let x = x + drop("attn", mixed);
-        let fed = self.ffn.forward(self.norm2.forward(x.clone()), grid);
-        x + drop("ffn", fed)
+        let rate = self.drop_path;
+        let layer = &format!("{name}.attn");
+        let x = self
+            .attn
+            .branch(&self.norm1, x, grid, DropPath { rate, layer }, pass);
+        let layer = &format!("{name}.ffn");
+        self.ffn
+            .branch(&self.norm2, x, grid, DropPath { rate, layer }, pass)
     }
 }
 

@@ -150,6 +150,7 @@ fn check(config: &ModelConfig, masks: Option<Masks>) -> Vec<Vec<u32>> {
         mode: Mode::Training,
         ranks,
         masks: masks.clone(),
+        slots: None,
     };
     let device = Device::flex().autodiff();
     let sums = [Arc::new(Twins::default()), Arc::new(Twins::default())];

@@ -37,7 +37,7 @@ impl Mask {
     }
 
     /// 0, or what makes up for the values that are dropped: for each sample and each of its `elements`, or for each sample.
-    fn factors(&self, elements: usize) -> TensorData {
+    pub(crate) fn factors(&self, elements: usize) -> TensorData {
         let columns = match self.unit {
             Unit::Element => elements,
             Unit::Sample => 1,
@@ -90,18 +90,29 @@ fn masked<const D: usize>(
     layer: &str,
     pass: &Pass,
 ) -> Tensor<D> {
+    match mask(x.dims()[0], rate, unit, layer, pass) {
+        Some(mask) => operate(vec![x.into_dispatch()], Operation::Drop(mask)),
+        None => x,
+    }
+}
+
+/// The mask of [`drop_path`] for a batch of so many samples, if any can be dropped.
+pub(crate) fn path_mask(samples: usize, rate: f64, layer: &str, pass: &Pass) -> Option<Mask> {
+    mask(samples, rate, Unit::Sample, layer, pass)
+}
+
+fn mask(samples: usize, rate: f64, unit: Unit, layer: &str, pass: &Pass) -> Option<Mask> {
     assert!((0.0..1.0).contains(&rate), "a rate of dropout is in 0..1");
-    let Some(masks) = &pass.masks else { return x };
+    let masks = pass.masks.as_ref()?;
     if rate == 0.0 || pass.mode == Mode::Inference {
-        return x;
+        return None;
     }
     assert_eq!(
-        x.dims()[0],
+        samples,
         masks.samples.len(),
         "masks name every sample of the batch"
     );
-    let mask = Mask::new(rate, unit, layer, masks);
-    operate(vec![x.into_dispatch()], Operation::Drop(mask))
+    Some(Mask::new(rate, unit, layer, masks))
 }
 
 /// The values times the factors of the mask: what forward does to the input, and backward to the gradient.

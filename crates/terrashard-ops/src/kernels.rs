@@ -4,6 +4,7 @@ pub(crate) mod portable;
 
 use crate::activation::Activation;
 use crate::batch_norm::{self, BatchStatistics};
+use crate::branch::{self, Branch, Saved};
 use crate::convolution::ConvShape;
 use crate::cross_entropy::{self, ClassDice};
 use crate::focal::Focal;
@@ -42,6 +43,11 @@ pub(crate) trait Kernels: Backend {
 
     /// Whether the bodies of this operation take 16 bits as they are, and add up in more.
     fn computes_narrow(_operation: &Operation) -> bool {
+        false
+    }
+
+    /// Whether the bodies of branches take 16 bits as they are, and add up in more.
+    fn computes_narrow_branches() -> bool {
         false
     }
 
@@ -421,5 +427,20 @@ pub(crate) trait Kernels: Backend {
     /// The sums of `p y` and of `p` over valid pixels; see [`dice`](crate::dice).
     fn dice_sums(logits: FloatTensor<Self>, labels: &Labels) -> FloatTensor<Self> {
         Self::lower(overlap::dice_sums(Self::lift(logits), labels))
+    }
+
+    /// The result of a branch, and what its backward needs; see [`attention_branch`](crate::attention_branch) and
+    /// [`feed_forward_branch`](crate::feed_forward_branch).
+    fn branch_forward(
+        branch: &Branch,
+        x: FloatTensor<Self>,
+        parameters: Vec<FloatTensor<Self>>,
+    ) -> (FloatTensor<Self>, Saved<Self>) {
+        branch::forward::<Self>(branch, x, parameters)
+    }
+
+    /// Gradients of x and of the parameters.
+    fn branch_backward(branch: &Branch, given: branch::Backward<Self>) -> Gradients<Self> {
+        branch::backward::<Self>(branch, given)
     }
 }

@@ -29,6 +29,11 @@ mod activation;
 mod affinity;
 mod attention;
 mod batch_norm;
+#[cfg_attr(
+    feature = "tch",
+    expect(deprecated, reason = "the macro names burn's LibTorch backend itself")
+)]
+mod branch;
 mod convolution;
 mod cross_entropy;
 mod dropout;
@@ -56,6 +61,7 @@ mod pass;
 mod random;
 mod replay;
 mod resize;
+mod slots;
 mod sum_over_ranks;
 mod upsample;
 
@@ -63,6 +69,9 @@ pub use activation::{Activation, activate};
 pub use affinity::{affinity, similarity};
 pub use attention::attention;
 pub use batch_norm::{BatchStatistics, batch_norm, batch_sums};
+pub use branch::{
+    AttentionLayers, DropPath, FeedForwardLayers, attention_branch, feed_forward_branch,
+};
 pub use convolution::{ConvShape, conv2d};
 pub use cross_entropy::{class_dice, cross_entropy};
 pub use dropout::{drop_path, dropout};
@@ -79,6 +88,7 @@ pub use parameter::Initial;
 pub use pass::{Masks, Mode, Pass};
 pub use replay::{Recorder, Replay};
 pub use resize::resize_bilinear;
+pub use slots::{ParameterSlots, Slots, Wanted};
 pub use sum_over_ranks::{Alone, SumOverRanks};
 pub use upsample::{Factor, upsample_conv2d};
 

@@ -5,18 +5,19 @@
 
 mod affinity;
 mod blocks;
+mod branches;
 mod enlarge;
 mod losses;
 mod maps;
 
 use crate::Activation;
+use crate::branch::{Backward, Branch, Saved};
 use crate::convolution::ConvShape;
 use crate::focal::Focal;
-use crate::kernels::{Gradients, Kernels, Slopes, portable};
+use crate::kernels::{Gradients, Kernels, Slopes};
 use crate::labels::Labels;
 use crate::operation::Operation;
 use crate::overlap::SoftBce;
-use burn::backend::TensorMetadata;
 use burn::tensor::{DType, FloatDType, Tensor};
 use std::fmt::Display;
 use terrashard_torch::{Attention, LibTorch, Primitive as Torch, inner, outer, tch};
@@ -53,6 +54,17 @@ fn split(x: &tch::Tensor, parts: i64, heads: i64) -> Vec<tch::Tensor> {
         .collect()
 }
 
+/// LibTorch keeps mean and deviation of 16 bits in 16 bits on the CPU, which the weights' gradients feel: there it gets 32.
+fn for_norm(tensor: &Torch) -> tch::Tensor {
+    let tensor = inner(tensor);
+    match (tensor.device(), tensor.kind()) {
+        (tch::Device::Cpu, tch::Kind::BFloat16 | tch::Kind::Half) => {
+            tensor.to_kind(tch::Kind::Float)
+        }
+        _ => tensor.shallow_clone(),
+    }
+}
+
 /// The opposite of [`split`].
 fn join(parts: &[tch::Tensor]) -> Torch {
     let size = parts[0].size();
@@ -77,11 +89,6 @@ fn scale(q: &tch::Tensor) -> f64 {
     1.0 / (q.size()[3] as f64).sqrt()
 }
 
-/// Whether there is a kernel that never builds the matrix of scores.
-fn streams(q: &Torch) -> bool {
-    inner(q).device() == tch::Device::Cpu || q.dtype() != DType::F64
-}
-
 impl Kernels for LibTorch {
     fn lift<const D: usize>(tensor: Torch) -> Tensor<D> {
         Tensor::from_primitive::<Self>(tensor)
@@ -98,10 +105,18 @@ impl Kernels for LibTorch {
     }
 
     fn computes_narrow(operation: &Operation) -> bool {
-        // Maps are computed in their own type; losses widen a piece of a map at a time.
+        // Where PyTorch's autocast keeps 16 bits, and where LibTorch's kernel widens each value itself. Maps are computed in
+        // their own type; losses widen a piece of a map at a time.
         matches!(
             operation,
-            Operation::UpsampleConv2d(_)
+            Operation::Linear
+                | Operation::Conv2d(_)
+                | Operation::LayerNorm(_)
+                | Operation::Activation(_)
+                | Operation::Attention(_)
+                | Operation::Drop(_)
+                | Operation::Resize(..)
+                | Operation::UpsampleConv2d(_)
                 | Operation::EnlargeConv2d(_)
                 | Operation::Pixels(_)
                 | Operation::Focal(..)
@@ -148,13 +163,11 @@ impl Kernels for LibTorch {
     }
 
     fn layer_norm_forward(x: Torch, weight: Torch, bias: Torch, epsilon: f64) -> Torch {
-        let (y, ..) = computed(inner(&x).f_native_layer_norm(
-            inner(&weight).size(),
-            Some(inner(&weight)),
-            Some(inner(&bias)),
-            epsilon,
-        ));
-        outer(y)
+        let kind = inner(&x).kind();
+        let [x, weight, bias] = [&x, &weight, &bias].map(for_norm);
+        let (y, ..) =
+            computed(x.f_native_layer_norm(weight.size(), Some(&weight), Some(&bias), epsilon));
+        outer(y.to_kind(kind))
     }
 
     fn layer_norm_backward(
@@ -163,17 +176,22 @@ impl Kernels for LibTorch {
         weight: Torch,
         epsilon: f64,
     ) -> Gradients<Self> {
+        let kind = inner(&x).kind();
+        let [gradient, x, weight] = [&gradient, &x, &weight].map(for_norm);
         let none = None::<&tch::Tensor>;
         let (_, mean, inverse) =
-            computed(inner(&x).f_native_layer_norm(inner(&weight).size(), none, none, epsilon));
+            computed(x.f_native_layer_norm(weight.size(), none, none, epsilon));
         let results = computed(terrashard_torch::layer_norm_backward(
-            inner(&gradient),
-            inner(&x),
+            &gradient,
+            &x,
             [&mean, &inverse],
-            inner(&weight),
+            &weight,
             [true; 3],
         ));
-        gradients(results, 3)
+        gradients(
+            results.map(|result| result.map(|result| result.to_kind(kind))),
+            3,
+        )
     }
 
     fn activate_forward(x: Torch, kind: Activation) -> Torch {
@@ -215,9 +233,6 @@ impl Kernels for LibTorch {
     }
 
     fn attention_forward(q: Torch, kv: Torch, heads: usize) -> Torch {
-        if !streams(&q) {
-            return portable::attention_forward::<Self>(q, kv, heads);
-        }
         let q = split(inner(&q), 1, heads as i64).remove(0);
         let kv = split(inner(&kv), 2, heads as i64);
         let attention = computed(Attention::forward(&q, &kv[0], &kv[1], scale(&q)));
@@ -225,9 +240,6 @@ impl Kernels for LibTorch {
     }
 
     fn attention_backward(gradient: Torch, q: Torch, kv: Torch, heads: usize) -> Gradients<Self> {
-        if !streams(&q) {
-            return portable::attention_backward::<Self>(gradient, q, kv, heads);
-        }
         let heads = heads as i64;
         let gradient = split(inner(&gradient), 1, heads).remove(0);
         let q = split(inner(&q), 1, heads).remove(0);
@@ -311,5 +323,17 @@ impl Kernels for LibTorch {
 
     fn affinity_forward(a: Torch, b: Torch, every: usize, divisor: f64) -> Torch {
         maps::value(&Operation::Affinity(every, divisor), &[a, b])
+    }
+
+    fn computes_narrow_branches() -> bool {
+        true
+    }
+
+    fn branch_forward(branch: &Branch, x: Torch, parameters: Vec<Torch>) -> (Torch, Saved<Self>) {
+        branches::forward(branch, x, parameters)
+    }
+
+    fn branch_backward(branch: &Branch, given: Backward<Self>) -> Gradients<Self> {
+        branches::backward(branch, given)
     }
 }

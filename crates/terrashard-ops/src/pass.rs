@@ -1,6 +1,6 @@
 //! What surrounds a forward pass and is no parameter of the model.
 
-use crate::{Alone, SumOverRanks};
+use crate::{Alone, Slots, SumOverRanks};
 use std::sync::Arc;
 
 /// What a forward pass is for.
@@ -38,6 +38,8 @@ pub struct Pass {
     pub ranks: Arc<dyn SumOverRanks>,
     /// What dropout draws by; without it nothing is dropped.
     pub masks: Option<Masks>,
+    /// Where operations that are a whole branch find their parameters; without it, in their layers.
+    pub slots: Option<Slots>,
 }
 
 impl Pass {
@@ -47,6 +49,7 @@ impl Pass {
             mode,
             ranks: Arc::new(Alone),
             masks: None,
+            slots: None,
         }
     }
 }

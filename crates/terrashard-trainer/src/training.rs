@@ -1,5 +1,6 @@
 //! `fit`: ranks as threads, each with its own model, optimizer and loader; a loop that can be read.
 
+mod block_slots;
 mod metered_communicator;
 mod rank;
 mod resume;
@@ -12,6 +13,7 @@ mod step_clock;
 mod terms;
 pub mod verification;
 
+pub use block_slots::BlockSlots;
 pub(crate) use same_training::same_scenes;
 pub(crate) use saving::TOOL;
 pub(crate) use settings::parameter_groups;

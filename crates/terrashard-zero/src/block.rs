@@ -7,8 +7,10 @@ use burn::backend::DispatchTensor;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
+use crate::entrance::{Entering, Entry};
 use crate::segment::{self, KeepInputs, MAX_INPUTS, Rerun};
-use crate::sharded_parameters::{Core, Entry, ShardedParameters, beside};
+use crate::sharded_parameters::{Core, ShardedParameters, beside};
+use crate::slots::Slots;
 
 /// Whether a block keeps its activations for backward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +54,28 @@ impl ShardedParameters {
         M: Module + Sync + 'static,
         F: Fn(&M, Vec<Tensor<D>>, Round) -> Tensor<E> + Send + Sync + 'static,
     {
+        let forward = move |module: &M, inputs: Vec<Tensor<D>>, round: Round, _: Option<&Slots>| {
+            forward(module, inputs, round)
+        };
+        self.block_with_slots(module, inputs, recompute, forward)
+    }
+
+    /// As [`block`](Self::block), for a `forward` with operations that fetch parameters themselves: by these slots, which are
+    /// there where there is a graph. A parameter whose tensor nobody asks for then costs the graph nothing.
+    ///
+    /// # Panics
+    /// As [`block`](Self::block).
+    pub fn block_with_slots<M, const D: usize, const E: usize, F>(
+        &self,
+        module: &M,
+        inputs: Vec<Tensor<D>>,
+        recompute: Recompute,
+        forward: F,
+    ) -> Tensor<E>
+    where
+        M: Module + Sync + 'static,
+        F: Fn(&M, Vec<Tensor<D>>, Round, Option<&Slots>) -> Tensor<E> + Send + Sync + 'static,
+    {
         let count = inputs.len();
         assert!(
             (1..=MAX_INPUTS).contains(&count),
@@ -60,7 +84,7 @@ impl ShardedParameters {
         let Some(tracked) = inputs.iter().find(|input| input.is_autodiff()).cloned() else {
             let lease = self.0.lease(module);
             let module = self.0.plain_with(module, &lease);
-            let output = forward(&module, inputs, Round::First);
+            let output = forward(&module, inputs, Round::First, None);
             drop(module);
             lease.release();
             return output;
@@ -82,8 +106,15 @@ impl ShardedParameters {
         let Some(keep) = keep else {
             let anchor = &inputs[count - 1];
             let token = self.0.token(anchor);
-            let (module, lease) = self.0.enter(module, anchor, &token, Entry::Counted);
-            let output = forward(&module, inputs, Round::First);
+            let entry = Entry::Counted;
+            let (module, lease) = self.0.enter(module, anchor, &token, entry, Entering::Asked);
+            let slots = Slots {
+                core: self.0.clone(),
+                lease: lease.clone(),
+                entry,
+                token,
+            };
+            let output = forward(&module, inputs, Round::First, Some(&slots));
             drop(module);
             lease.release();
             return output;
@@ -116,7 +147,7 @@ impl<M, F, const D: usize, const E: usize> fmt::Debug for BlockRun<M, F, D, E> {
 impl<M, F, const D: usize, const E: usize> Rerun for BlockRun<M, F, D, E>
 where
     M: Module + Sync + 'static,
-    F: Fn(&M, Vec<Tensor<D>>, Round) -> Tensor<E> + Send + Sync + 'static,
+    F: Fn(&M, Vec<Tensor<D>>, Round, Option<&Slots>) -> Tensor<E> + Send + Sync + 'static,
 {
     fn first(&self, inputs: Vec<DispatchTensor>) -> DispatchTensor {
         let Self {
@@ -127,7 +158,7 @@ where
         let lease = core.lease(module);
         let plain = core.plain_with(module, &lease);
         let inputs = inputs.into_iter().map(Tensor::from_dispatch).collect();
-        let output = forward(&plain, inputs, Round::First);
+        let output = forward(&plain, inputs, Round::First, None);
         drop(plain);
         lease.release();
         output.into_dispatch()
@@ -154,8 +185,15 @@ where
         // The graph outside is locked while its backward runs, so this one shares no tensor with it.
         let anchor = &inputs[inputs.len() - 1];
         let token = core.token(anchor);
-        let (entered, lease) = core.enter(module, anchor, &token, Entry::Repeated);
-        let output = forward(&entered, inputs.clone(), Round::Again);
+        let entry = Entry::Repeated;
+        let (entered, lease) = core.enter(module, anchor, &token, entry, Entering::Asked);
+        let slots = Slots {
+            core: core.clone(),
+            lease: lease.clone(),
+            entry,
+            token,
+        };
+        let output = forward(&entered, inputs.clone(), Round::Again, Some(&slots));
         drop(entered);
         // An output outside the graph has used nothing of what could have a gradient.
         let mut gradients = output

@@ -111,6 +111,11 @@ impl Lease {
         state.values.remove(&row).map(|(value, _)| value)
     }
 
+    /// The value of `row`, if it is here; it stays.
+    pub(crate) fn look(&self, row: usize) -> Option<Tensor<1>> {
+        self.lock().values.get(&row).map(|(value, _)| value.clone())
+    }
+
     /// Puts in what was gathered.
     pub(crate) fn fill(&self, mut values: HashMap<usize, Tensor<1>>, hold: Hold) {
         let mut state = self.lock();

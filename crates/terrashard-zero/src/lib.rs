@@ -15,10 +15,15 @@
 //! shard table, and at stage 3 from the order of blocks, which all ranks run alike; a rank holds what
 //! [`terrashard_layout::Stage`] says and no more between steps.
 
+#[cfg_attr(
+    feature = "tch",
+    expect(deprecated, reason = "the macro names burn's LibTorch backend itself")
+)]
 mod anchor;
 mod block;
 mod config;
 mod decision;
+mod entrance;
 mod error;
 mod gather;
 mod groups;
@@ -37,6 +42,7 @@ mod rule;
 mod segment;
 mod setup;
 mod sharded_parameters;
+mod slots;
 mod state;
 mod update;
 mod values;
@@ -55,6 +61,7 @@ pub use parameters::{Declared, declared};
 pub use segment::MAX_INPUTS;
 pub use setup::Initial;
 pub use sharded_parameters::ShardedParameters;
+pub use slots::Slots;
 pub use state::{ReadState, StateKind, StatePiece};
 pub use zero_optimizer::{HeldBytes, ZeroOptimizer};
 

@@ -64,10 +64,14 @@ pub(crate) fn values<M: Module>(module: &M) -> Vec<TensorData> {
     values.0
 }
 
-/// Gives the tensor that takes a parameter's place.
+/// Gives what takes a parameter's place.
 pub(crate) trait Replace {
-    /// The tensor for the parameter `id` of shape `shape`, or `None` to keep the module's own.
-    fn tensor<const D: usize>(&mut self, id: ParamId, shape: &[usize]) -> Option<Tensor<D>>;
+    /// The parameter instead of `id` of shape `shape`, or `None` to keep the module's own.
+    fn parameter<const D: usize>(
+        &mut self,
+        id: ParamId,
+        shape: &[usize],
+    ) -> Option<Param<Tensor<D>>>;
 }
 
 /// `module` with its float parameters replaced. The module's own values are not touched.
@@ -75,10 +79,8 @@ pub(crate) fn replaced<M: Module, R: Replace>(module: &M, replace: &mut R) -> M 
     struct Mapper<'a, R>(&'a mut R);
     impl<R: Replace> ModuleMapper for Mapper<'_, R> {
         fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-            match self.0.tensor(param.id, &param.lazy_shape().to_vec()) {
-                Some(tensor) => Param::initialized(param.id, tensor),
-                None => param,
-            }
+            let replaced = self.0.parameter(param.id, &param.lazy_shape().to_vec());
+            replaced.unwrap_or(param)
         }
     }
     module.clone().map(&mut Mapper(replace))

@@ -6,13 +6,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor};
-use burn::module::{Module, ParamId};
+use burn::module::{Module, Param, ParamId};
 use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
 use terrashard_collectives::Communicator;
 use terrashard_layout::{LayoutConfig, ShardTable};
 
-use crate::anchor::{self, Between, Port, Slot};
+use crate::anchor::{self, Port};
 use crate::config::ZeroConfig;
+use crate::entrance::{Entering, Entrance, Entry};
 use crate::error::{Error, Result};
 use crate::gather::{Direction, Gathered, Gathers, Lease};
 use crate::groups::RankGroups;
@@ -191,9 +192,13 @@ impl ShardedParameters {
         if !anchor.device().is_autodiff() {
             return self.plain(module);
         }
-        let (module, lease) = self
-            .0
-            .enter(module, anchor, &self.0.token(anchor), Entry::Counted);
+        let (module, lease) = self.0.enter(
+            module,
+            anchor,
+            &self.0.token(anchor),
+            Entry::Counted,
+            Entering::AtOnce,
+        );
         lease.release();
         module
     }
@@ -269,16 +274,12 @@ impl ShardedParameters {
     }
 }
 
-/// Whether entering a parameter announces a gradient.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Entry {
-    /// It does.
-    Counted,
-    /// It was announced when the block first ran.
-    Repeated,
-}
-
 impl Core {
+    /// The row of a parameter, if it is one of the model's.
+    pub(crate) fn row(&self, parameter: ParamId) -> Option<usize> {
+        self.rows.get(&parameter).copied()
+    }
+
     pub(crate) fn values(&self) -> std::sync::RwLockReadGuard<'_, Values> {
         self.values.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -361,7 +362,7 @@ impl Core {
         })
     }
 
-    fn shaped(&self, row: usize, lease: &Lease) -> DispatchTensor {
+    pub(crate) fn shaped(&self, row: usize, lease: &Lease) -> DispatchTensor {
         let shape = self.table.rows()[row].parameter.shape.clone();
         Dispatch::float_reshape(self.flat(row, lease).into_dispatch(), Shape::from(shape))
     }
@@ -369,13 +370,14 @@ impl Core {
     pub(crate) fn plain_with<M: Module>(&self, module: &M, lease: &Lease) -> M {
         struct Plain<'a>(&'a Core, &'a Lease);
         impl Replace for Plain<'_> {
-            fn tensor<const D: usize>(
+            fn parameter<const D: usize>(
                 &mut self,
                 id: ParamId,
                 _shape: &[usize],
-            ) -> Option<Tensor<D>> {
-                let row = *self.0.rows.get(&id)?;
-                Some(Tensor::from_dispatch(self.0.shaped(row, self.1)))
+            ) -> Option<Param<Tensor<D>>> {
+                let row = self.0.row(id)?;
+                let tensor = Tensor::from_dispatch(self.0.shaped(row, self.1));
+                Some(Param::initialized(id, tensor))
             }
         }
         self.fill(lease, Direction::Forward);
@@ -388,74 +390,23 @@ impl Core {
         anchor: &Tensor<D>,
         token: &Tensor<1>,
         entry: Entry,
+        entering: Entering,
     ) -> (M, Arc<Lease>) {
-        struct Enter<'a> {
-            core: &'a Arc<Core>,
-            mark: Tensor<1>,
-            token: &'a Tensor<1>,
-            lease: Arc<Lease>,
-            entry: Entry,
-            /// Whether some of the module is trained, so that the graph goes through it.
-            trained: bool,
-        }
-        impl Replace for Enter<'_> {
-            fn tensor<const D: usize>(
-                &mut self,
-                id: ParamId,
-                shape: &[usize],
-            ) -> Option<Tensor<D>> {
-                let core = self.core;
-                let Some(&row) = core.rows.get(&id) else {
-                    core.reducer().fail(Error::ForeignParameter {
-                        shape: shape.to_vec(),
-                    });
-                    return None;
-                };
-                let trainable = core.table.rows()[row].parameter.trainable;
-                let between = match self.entry {
-                    Entry::Counted if self.lease.contains(row) => Between::MadeAgain,
-                    _ => Between::Kept,
-                };
-                if !trainable && between == Between::Kept {
-                    let value = core.shaped(row, &self.lease);
-                    return Some(beside(Tensor::from_dispatch(value), self.token));
-                }
-                let counted = trainable && self.entry == Entry::Counted;
-                if counted {
-                    core.reducer().entered(row);
-                }
-                // burn makes a value again only where it is part of the graph. A frozen one is, at the price of a
-                // gradient that nobody needs, wherever gradients pass it; else it would stay gathered.
-                let token = match trainable || self.trained {
-                    true => self.token.clone(),
-                    false => beside(self.token.clone().inner(), self.token),
-                };
-                self.lease.owe();
-                let port: Arc<dyn Port> = core.clone();
-                let slot = Slot {
-                    port,
-                    index: row,
-                    lease: self.lease.clone(),
-                    between,
-                };
-                Some(anchor::enter(&self.mark, &token, slot))
-            }
-        }
         let lease = self.lease(module);
         let direction = match entry {
             Entry::Counted => Direction::Forward,
             Entry::Repeated => Direction::Backward,
         };
         self.fill(&lease, direction);
-        let mut enter = Enter {
-            core: self,
+        let entrance = Entrance {
+            core: self.clone(),
             mark: anchor::mark(anchor),
-            token,
+            token: token.clone(),
             lease: lease.clone(),
             entry,
             trained: !self.trainable(module).is_empty(),
         };
-        (replaced(module, &mut enter), lease)
+        (entrance.module(module, entering), lease)
     }
 
     /// Whether the parameters of a bucket are held as shards.

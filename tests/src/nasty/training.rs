@@ -223,6 +223,7 @@ impl Trainer {
                     step,
                     samples: ids.into(),
                 }),
+                slots: None,
             },
         }
     }

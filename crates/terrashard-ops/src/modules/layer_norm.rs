@@ -24,6 +24,11 @@ impl LayerNorm {
         }
     }
 
+    /// What is added to the variance.
+    pub(crate) fn epsilon(&self) -> f64 {
+        self.epsilon
+    }
+
     /// Applies the normalisation.
     ///
     /// # Shapes

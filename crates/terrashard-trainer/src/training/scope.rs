@@ -8,8 +8,9 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 use terrashard_collectives::Communicator;
 use terrashard_models::Scope;
 use terrashard_ops::{Alone, Masks, Mode, Pass, Recorder, Replay, SumOverRanks};
-use terrashard_zero::{Recompute, Round, ZeroOptimizer};
+use terrashard_zero::{Recompute, Round, Slots, ZeroOptimizer};
 
+use super::BlockSlots;
 use crate::config::{self, BatchNormStatistics, RecomputeChoice};
 
 /// What surrounds one micro-batch's forward pass.
@@ -73,9 +74,14 @@ impl Scope for Training<'_> {
         };
         // The second run gets the sums over ranks that the first one took.
         let recorded: OnceLock<Vec<Vec<f64>>> = OnceLock::new();
-        let run = move |module: &M, inputs: Vec<Tensor<D>>, round: Round| {
+        let run = move |module: &M, inputs: Vec<Tensor<D>>, round: Round, slots: Option<&Slots>| {
+            let slots = slots.map(BlockSlots::of);
             if recompute == Recompute::Keep {
-                return forward(module, inputs, &first);
+                let pass = Pass {
+                    slots,
+                    ..first.clone()
+                };
+                return forward(module, inputs, &pass);
             }
             match round {
                 Round::First => {
@@ -94,12 +100,14 @@ impl Scope for Training<'_> {
                         mode: Mode::Recomputing,
                         ranks: Arc::new(Replay::new(sums, first.ranks.clone())),
                         masks: first.masks.clone(),
+                        slots,
                     };
                     forward(module, inputs, &pass)
                 }
             }
         };
-        self.optimizer.block(module, inputs, recompute, run)
+        self.optimizer
+            .block_with_slots(module, inputs, recompute, run)
     }
 
     fn pass(&self) -> Pass {
