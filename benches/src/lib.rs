@@ -8,3 +8,4 @@ pub mod model;
 pub mod record;
 pub mod stages;
 pub mod torch;
+pub mod training_step;

@@ -7,14 +7,13 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 use terrashard_benches::host_adam::{self, HostAdamBench, HostAdamRow, Variant};
-use terrashard_benches::model::{self, ModelBench, ModelRow};
+use terrashard_benches::model::{self, Backend, ModelRow, Peer};
 use terrashard_benches::record::{self, Circumstances};
 use terrashard_benches::stages::peer::Peers;
 use terrashard_benches::stages::{
     self, Device, Job, Precision, Scripts, Sharding, StagesBench, StagesRow,
 };
-use terrashard_benches::torch;
-use terrashard_models::ModelConfig;
+use terrashard_benches::{torch, training_step};
 
 /// Benchmarks. Rows are printed as they are measured.
 #[derive(Parser)]
@@ -25,8 +24,12 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Suite {
-    /// Forward and backward of one model with both branches, without an optimizer.
+    /// Forward and backward of one model with both branches, without an optimizer, beside PyTorch's; and the memory of one
+    /// training step.
     Model(Model),
+    /// One training step, for `model`, which starts a process for it.
+    #[command(hide = true)]
+    TrainingStep(TrainingStep),
     /// AdamW in host memory, beside the bandwidth of the memory and beside PyTorch's.
     HostAdam(HostAdam),
     /// Training steps of whole models at each ZeRO stage, beside PyTorch's and DeepSpeed's.
@@ -51,14 +54,43 @@ struct Model {
     /// Samples in a batch.
     #[arg(long, default_value_t = 1)]
     batch: usize,
-    /// Measured repetitions; the median is reported.
+    /// Measured turns; the median and the fastest are reported.
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     repetitions: u32,
     /// What computes.
-    #[arg(long, default_value = "flex", value_parser = ["flex"])]
-    backend: String,
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "flex")]
+    backend: Vec<Backend>,
+    /// A folder with PyTorch's side, `model.py`, which takes turns with ours.
+    #[arg(long)]
+    peers: Option<PathBuf>,
+    /// A Python that has torch [default: the first on the path].
+    #[arg(long)]
+    python: Option<PathBuf>,
+    /// Threads of each side [default: all that the machine offers]. `flex` takes them from RAYON_NUM_THREADS.
+    #[arg(long)]
+    threads: Option<usize>,
+    /// Input height and width of the training step whose memory is measured; 0 measures none.
+    #[arg(long, default_value_t = 128)]
+    memory_px: usize,
+    /// Samples of that step.
+    #[arg(long, default_value_t = 4)]
+    memory_batch: usize,
     #[command(flatten)]
     output: Output,
+}
+
+#[derive(Args)]
+struct TrainingStep {
+    #[arg(long)]
+    model: String,
+    #[arg(long)]
+    px: usize,
+    #[arg(long)]
+    batch: usize,
+    #[arg(long)]
+    threads: usize,
+    #[arg(long, value_enum)]
+    backend: Backend,
 }
 
 #[derive(Args)]
@@ -174,6 +206,7 @@ fn size(text: &str) -> Result<usize, String> {
 fn main() -> ExitCode {
     let result = match Arguments::parse().suite {
         Suite::Model(arguments) => run_model(&arguments),
+        Suite::TrainingStep(arguments) => run_training_step(&arguments),
         Suite::HostAdam(arguments) => run_host_adam(arguments),
         Suite::Stages(arguments) => run_stages(*arguments),
         // What went wrong is in the result already.
@@ -194,30 +227,53 @@ fn main() -> ExitCode {
 type Failure = Box<dyn std::error::Error>;
 
 fn run_model(arguments: &Model) -> Result<(), Failure> {
-    let head = [
-        "model",
-        "px",
-        "batch",
-        "ms",
-        "smallest",
-        "largest",
-        "forward ms",
-        "peak MiB",
-    ];
-    let mut report = Report::new(&arguments.output, &head);
+    let mut report = Report::new(&arguments.output, &ModelRow::HEAD);
+    let peer = match &arguments.peers {
+        None => None,
+        Some(folder) => Some(Peer {
+            folder: std::path::absolute(folder)?,
+            python: arguments
+                .python
+                .clone()
+                .or_else(torch::find)
+                .ok_or("no Python with torch on the path; give one with --python")?,
+        }),
+    };
+    let offered = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = arguments.threads.unwrap_or(offered);
+    let program = std::env::current_exe()?;
     for name in &arguments.models {
         for &px in &arguments.px {
-            let row = model::run(&ModelBench {
-                name: name.clone(),
-                config: ModelConfig::preset(name)?,
-                px,
-                batch: arguments.batch,
-                repetitions: arguments.repetitions as usize,
-            })?;
-            report.add(row, model_cells);
+            let bench = training_step::bench_of(name, px, arguments.batch, threads)?;
+            let repetitions = arguments.repetitions as usize;
+            for row in model::time(&bench, &arguments.backend, peer.as_ref(), repetitions)? {
+                report.add(row, ModelRow::cells);
+            }
+        }
+        if arguments.memory_px > 0 {
+            let (px, batch) = (arguments.memory_px, arguments.memory_batch);
+            let bench = training_step::bench_of(name, px, batch, threads)?;
+            let backends = &arguments.backend;
+            for row in training_step::rows(&bench, backends, peer.as_ref(), &program)? {
+                report.add(row, ModelRow::cells);
+            }
         }
     }
-    report.write("Forward and backward of one model, burn's CPU backend")
+    report.write("Forward and backward of one model on the CPU")
+}
+
+fn run_training_step(arguments: &TrainingStep) -> Result<(), Failure> {
+    let TrainingStep {
+        model,
+        px,
+        batch,
+        threads,
+        backend,
+    } = arguments;
+    let bench = training_step::bench_of(model, *px, *batch, *threads)?;
+    let step = training_step::run(&bench, *backend)?;
+    println!("{}", serde_json::json!(step));
+    Ok(())
 }
 
 fn run_host_adam(arguments: HostAdam) -> Result<(), Failure> {
@@ -391,22 +447,6 @@ impl<'a, R: Serialize> Report<'a, R> {
         }
         Ok(())
     }
-}
-
-fn model_cells(row: &ModelRow) -> Vec<String> {
-    let peak = row.peak_bytes.map_or("-".into(), |bytes| {
-        format!("{:.0}", bytes as f64 / f64::from(1 << 20))
-    });
-    vec![
-        row.model.clone(),
-        row.px.to_string(),
-        row.batch.to_string(),
-        format!("{:.1}", row.ms),
-        format!("{:.1}", row.spread_ms[0]),
-        format!("{:.1}", row.spread_ms[1]),
-        format!("{:.1}", row.forward_ms),
-        peak,
-    ]
 }
 
 fn host_adam_cells(row: &HostAdamRow) -> Vec<String> {
