@@ -115,6 +115,7 @@ pub fn state_config(config: &ZeroConfig, table: &ShardTable, chain: &Chain) -> S
         },
         offload_fraction: config.offload_fraction,
         accumulate: config.accumulate,
+        overlap: config.overlap,
         prefetch: config.prefetch,
         blocks: chain.blocks().into_iter().map(rows).collect(),
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::states::{BUCKETS_IN_FLIGHT, Offload, StateConfig};
+use crate::states::{Offload, StateConfig};
 use crate::{ElementType, Residence, Row, ShardTable};
 
 /// Bytes that the model states take on one rank, the same on every rank since shards are padded.
@@ -48,7 +48,7 @@ pub struct RankBytes {
     pub variance: u64,
     /// Moving averages of the values.
     pub ema: u64,
-    /// The largest buckets on their way, [`BUCKETS_IN_FLIGHT`] of them: for each its flat buffer and the chunk that
+    /// The largest buckets on their way, [`BUCKETS_IN_FLIGHT`](crate::BUCKETS_IN_FLIGHT) of them: for each its flat buffer and the chunk that
     /// comes out of it.
     pub buckets: u64,
     /// At stage 3, the most that is gathered at once, padding included: a block and those that are gathered ahead of
@@ -136,7 +136,7 @@ fn buckets_in_flight(table: &ShardTable, config: &StateConfig) -> u64 {
         })
         .collect();
     largest.sort_unstable_by_key(|bytes| Reverse(*bytes));
-    largest.iter().take(BUCKETS_IN_FLIGHT).sum()
+    largest.iter().take(config.in_flight()).sum()
 }
 
 /// The most that a block and those ahead of it take, of all blocks in turn.
@@ -146,16 +146,10 @@ fn gathered(table: &ShardTable, config: &StateConfig) -> u64 {
         Residence::Whole => 0,
         Residence::Shard => (row.shard_len(ranks) * ranks * row.parameter.dtype.bytes()) as u64,
     };
-    let blocks: Vec<u64> = if config.blocks.is_empty() {
-        let mut rows: Vec<&Row> = table.rows().iter().collect();
-        rows.sort_by_key(|row| row.order);
-        rows.into_iter().map(row_bytes).collect()
-    } else {
-        let block_bytes =
-            |block: &Vec<usize>| block.iter().map(|&row| row_bytes(&table.rows()[row])).sum();
-        config.blocks.iter().map(block_bytes).collect()
-    };
-    let at_once = (1 + config.prefetch).min(blocks.len()).max(1);
+    let block_bytes =
+        |block: &Vec<usize>| block.iter().map(|&row| row_bytes(&table.rows()[row])).sum();
+    let blocks: Vec<u64> = config.blocks_of(table).iter().map(block_bytes).collect();
+    let at_once = (1 + config.ahead()).min(blocks.len()).max(1);
     blocks
         .windows(at_once)
         .map(|window| window.iter().sum())

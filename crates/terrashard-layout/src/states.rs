@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::ElementType;
+use crate::{ElementType, ShardTable};
 
 /// Buckets that travel at once, at most.
 pub const BUCKETS_IN_FLIGHT: usize = 2;
@@ -57,6 +57,8 @@ pub struct StateConfig {
     pub offload_fraction: f64,
     /// Micro-batches of one step, at least 1.
     pub accumulate: usize,
+    /// Whether communication overlaps with computation: else one bucket travels at a time and nothing is gathered ahead.
+    pub overlap: bool,
     /// At stage 3, blocks that are gathered ahead of the one in use.
     pub prefetch: usize,
     /// At stage 3, the rows that are gathered together, block by block in the order of forward, as positions in
@@ -74,6 +76,7 @@ impl Default for StateConfig {
             offload: Offload::None,
             offload_fraction: 1.0,
             accumulate: 1,
+            overlap: true,
             prefetch: 0,
             blocks: Vec::new(),
         }
@@ -81,6 +84,26 @@ impl Default for StateConfig {
 }
 
 impl StateConfig {
+    /// The rows that are gathered together, in the order of forward.
+    pub(crate) fn blocks_of(&self, table: &ShardTable) -> Vec<Vec<usize>> {
+        if !self.blocks.is_empty() {
+            return self.blocks.clone();
+        }
+        let mut rows: Vec<usize> = (0..table.rows().len()).collect();
+        rows.sort_by_key(|&row| table.rows()[row].order);
+        rows.into_iter().map(|row| vec![row]).collect()
+    }
+
+    /// Buckets that travel at once, at most.
+    pub(crate) fn in_flight(&self) -> usize {
+        if self.overlap { BUCKETS_IN_FLIGHT } else { 1 }
+    }
+
+    /// Blocks that are gathered ahead.
+    pub(crate) fn ahead(&self) -> usize {
+        if self.overlap { self.prefetch } else { 0 }
+    }
+
     /// The type in which a rank holds gradients of parameters of type `compute`: that in which they are reduced, or
     /// the optimizer's where micro-batches add up, since sums of many lose too much in 16 bits.
     pub fn gradient(&self, compute: ElementType) -> ElementType {

@@ -1,5 +1,7 @@
 //! Predicted bytes that each rank sends in one step.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 
 use crate::states::StateConfig;
@@ -37,8 +39,9 @@ impl VerbBytes {
 /// | 3 | `P(N-1)/N` in each micro-batch | `2P(N-1)/N` in each micro-batch | `3P(N-1)/N` |
 ///
 /// What is replicated at stage 3 travels as at stage 2. Gradients travel in the type in which they are reduced, values in
-/// their own. A sharded value is gathered for forward and for backward wherever it is used: a frozen one too, and one that is
-/// tied to another in each of the two places.
+/// their own. A sharded value is gathered for forward and for backward wherever it is used: a frozen one too, except in blocks
+/// before the first that has anything to train, which backward never reaches; one that is tied to another in each of the two
+/// places.
 ///
 /// Where `M` groups of `N` ranks replicate each other, what a rank reduced in its group is summed over the groups once a step
 /// by an all-reduce of the shard: `2 (M - 1) ceil(c / M)` elements for each bucket.
@@ -79,10 +82,12 @@ impl StepTraffic {
             let other_groups = groups as u64 - 1;
             traffic.across.all_reduce += 2 * other_groups * bytes(reduced.div_ceil(groups), reduce);
         }
-        for row in table.rows() {
+        let forward_only = forward_only(table, config);
+        for (at, row) in table.rows().iter().enumerate() {
             if table.residence(row) == Residence::Shard {
+                let times = if forward_only.contains(&at) { 1 } else { 2 };
                 traffic.inside.all_gather +=
-                    2 * accumulate * others * bytes(row.shard_len(ranks), row.parameter.dtype);
+                    times * accumulate * others * bytes(row.shard_len(ranks), row.parameter.dtype);
             }
         }
         traffic
@@ -92,4 +97,17 @@ impl StepTraffic {
     pub fn total(&self) -> u64 {
         self.inside.total() + self.across.total()
     }
+}
+
+/// The rows of the first blocks that have nothing to train: their input is data, so no gradient passes them. Those that are
+/// gathered ahead in backward, for nothing, are not among them.
+fn forward_only(table: &ShardTable, config: &StateConfig) -> BTreeSet<usize> {
+    let frozen = |block: &Vec<usize>| {
+        let mut rows = block.iter().map(|&row| &table.rows()[row]);
+        rows.all(|row| !row.parameter.trainable)
+    };
+    let blocks = config.blocks_of(table);
+    let first = blocks.iter().take_while(|block| frozen(block)).count();
+    let reached = first.saturating_sub(config.ahead());
+    blocks.into_iter().take(reached).flatten().collect()
 }

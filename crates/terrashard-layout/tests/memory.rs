@@ -271,6 +271,25 @@ fn what_is_gathered_at_once() {
 }
 
 #[test]
+fn without_overlap_one_thing_at_a_time() {
+    let table = odd_table(Stage::Three, 0);
+    let bytes = |overlap, prefetch| {
+        let bytes = table.rank_bytes(&StateConfig {
+            overlap,
+            prefetch,
+            ..StateConfig::default()
+        });
+        (bytes.buckets, bytes.gathered)
+    };
+    assert_eq!(bytes(true, 1).1, 48 + 72);
+    assert_eq!(bytes(false, 1), bytes(false, 0));
+    assert_eq!(bytes(false, 0).1, 72);
+    // Two buckets, one for each element type, of 12 and 2 elements a rank in the types of their values.
+    let (bf16, f32) = ((3 * 12 + 12) * 2, (3 * 2 + 2) * 4);
+    assert_eq!((bytes(true, 0).0, bytes(false, 0).0), (bf16 + f32, bf16));
+}
+
+#[test]
 fn the_share_that_stays_whole() {
     // 5 of the 50 elements that are nobody else's.
     assert_eq!(odd_table(Stage::Three, 21).replicated_share(), 0.1);

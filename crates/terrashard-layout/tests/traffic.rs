@@ -82,6 +82,52 @@ fn odd_parameters_by_hand() {
     );
 }
 
+/// What is frozen before anything that is trained is gathered for forward alone.
+#[test]
+fn backward_never_reaches_the_first_frozen_blocks() {
+    let spec = |name: &str, trainable: bool| ParameterSpec {
+        trainable,
+        ..ParameterSpec::new(name, [6], ElementType::F32)
+    };
+    let table = table(
+        vec![
+            spec("a.weight", false),
+            spec("a.bias", false),
+            spec("b.weight", false),
+            spec("b.bias", true),
+            spec("c.weight", false),
+        ],
+        3,
+        Stage::Three,
+        0,
+    );
+    let ahead = |prefetch, overlap, blocks: &[&[&str]]| {
+        let rows = |block: &&[&str]| block.iter().filter_map(|name| table.index(name)).collect();
+        let config = StateConfig {
+            blocks: blocks.iter().map(rows).collect(),
+            prefetch,
+            overlap,
+            ..config(ReduceType::Compute, 2)
+        };
+        table.step_traffic(&config, 1).inside.all_gather
+    };
+    let gathered = |blocks: &[&[&str]]| ahead(0, true, blocks);
+    // Two other ranks, shards of 2 elements, two micro-batches.
+    let one = 2 * 2 * 2 * 4;
+    let by_block: [&[&str]; 3] = [
+        &["a.weight", "a.bias"],
+        &["b.weight", "b.bias"],
+        &["c.weight"],
+    ];
+    assert_eq!(gathered(&by_block), (2 + 2 * 3) * one);
+    // Each by itself: the weight of b is passed by no gradient either.
+    assert_eq!(gathered(&[]), (3 + 2 * 2) * one);
+    // What comes before the first that is trained is gathered ahead all the same.
+    assert_eq!(ahead(1, true, &by_block), 2 * 5 * one);
+    assert_eq!(ahead(1, true, &[]), (2 + 2 * 3) * one);
+    assert_eq!(ahead(1, false, &by_block), gathered(&by_block));
+}
+
 /// Across `M` groups, twice `M - 1` times the `M`-th part of each bucket that a rank reduced.
 #[test]
 fn groups_that_replicate_each_other() {

@@ -248,6 +248,7 @@ pub(crate) fn state_config(
         offload: Offload::None,
         offload_fraction: zero.offload_fraction.unwrap_or(1.0),
         accumulate: batch.accumulate,
+        overlap: zero.overlap,
         prefetch: zero.prefetch,
         blocks: blocks.collect(),
     }

@@ -9,7 +9,8 @@ use terrashard_layout::{ReduceType, Stage, StateConfig};
 use terrashard_models::{HeadNorm, ModelConfig, Scope, initial_value};
 use terrashard_ops::{Mode, Pass};
 use terrashard_zero::{
-    Initial, Offload, Precision, Recompute, ReduceDtype, ZeroConfig, ZeroOptimizer,
+    Initial, Offload, ParameterGroup, Precision, Recompute, ReduceDtype, Select, ZeroConfig,
+    ZeroOptimizer,
 };
 
 /// Blocks that fetch their parameters from the optimizer.
@@ -74,6 +75,12 @@ fn step(zero: &ZeroConfig, communicator: Arc<dyn Communicator>) -> Compared {
         &device,
     )
     .unwrap();
+    let blocks: Vec<Vec<String>> = model
+        .blocks()
+        .into_iter()
+        .map(|block| block.parameters)
+        .collect();
+    optimizer.declare_blocks(&blocks).unwrap();
     let groups = optimizer.groups();
     let (shards, replicas) = (groups.shards.clone(), groups.replicas.clone());
     let across = || {
@@ -106,6 +113,18 @@ fn step(zero: &ZeroConfig, communicator: Arc<dyn Communicator>) -> Compared {
             Offload::Parameters => terrashard_layout::Offload::Parameters,
         },
         offload_fraction: zero.offload_fraction,
+        overlap: zero.overlap,
+        prefetch: zero.prefetch,
+        blocks: {
+            let table = optimizer.table();
+            let rows = |names: &Vec<String>| {
+                names
+                    .iter()
+                    .map(|name| table.index(name).unwrap())
+                    .collect()
+            };
+            blocks.iter().map(rows).collect()
+        },
         ..StateConfig::default()
     };
     let bytes = optimizer.table().rank_bytes(&states);
@@ -123,7 +142,8 @@ fn step(zero: &ZeroConfig, communicator: Arc<dyn Communicator>) -> Compared {
         .iter()
         .map(|each| each.flat_len(table.ranks()))
         .sum::<usize>();
-    let elements = table.rows().iter().map(|row| row.numel()).sum::<usize>();
+    let trained = table.rows().iter().filter(|row| row.parameter.trainable);
+    let elements = trained.map(|row| row.numel()).sum::<usize>();
     Compared {
         padding: (flat - elements) as u64,
         held: [
@@ -206,6 +226,26 @@ fn bytes_held_and_sent_are_those_predicted() {
             ..at(Stage::Three)
         },
     );
+    // Backward does not reach the first blocks where they are frozen.
+    let frozen = |pattern: &str| ParameterGroup {
+        select: Select::Name(pattern.into()),
+        lr_factor: 1.0,
+        weight_decay: 0.0,
+        frozen: true,
+    };
+    for pattern in ["stages.0.*", "stages.0.embed.*", "stages.2.*"] {
+        for prefetch in [0, 1] {
+            let groups = vec![frozen(pattern)];
+            check(
+                3,
+                ZeroConfig {
+                    groups,
+                    prefetch,
+                    ..at(Stage::Three)
+                },
+            );
+        }
+    }
     for stage in [Stage::One, Stage::Two, Stage::Three] {
         let offload = Offload::Optimizer;
         check(
