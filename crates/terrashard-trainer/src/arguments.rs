@@ -278,6 +278,9 @@ pub fn usage_error(error: &clap::Error, first: Option<&str>) -> Option<String> {
     Some(format!("{}; see `terrashard {help}`", message.join(" ")))
 }
 
+/// The least number of bytes that is taken without a unit.
+const LEAST_WITHOUT_UNIT: f64 = (1 << 20) as f64;
+
 /// A size such as `1GiB`, `512MiB` or `1000000`, in bytes.
 fn bytes(text: &str) -> Result<u64, String> {
     let split = text
@@ -296,6 +299,10 @@ fn bytes(text: &str) -> Result<u64, String> {
         }
     };
     match number.parse::<f64>() {
+        // Nobody has that little: a unit was forgotten.
+        Ok(number) if unit.is_empty() && number < LEAST_WITHOUT_UNIT => Err(format!(
+            "{text} without a unit is {text} bytes, write for example {text}GiB or {text}MiB"
+        )),
         Ok(number) => Ok((number * factor as f64) as u64),
         Err(_) => Err("expected a number with a unit, for example 1GiB".into()),
     }
@@ -384,7 +391,12 @@ mod tests {
     fn sizes_have_units() {
         assert_eq!(bytes("1GiB"), Ok(1 << 30));
         assert_eq!(bytes("0.5MiB"), Ok(1 << 19));
-        assert_eq!(bytes("12"), Ok(12));
+        assert_eq!(bytes("12B"), Ok(12));
+        assert_eq!(bytes("1048576"), Ok(1 << 20));
+        assert_eq!(
+            bytes("16").unwrap_err(),
+            "16 without a unit is 16 bytes, write for example 16GiB or 16MiB"
+        );
         assert!(bytes("1GB").unwrap_err().contains("1GiB"));
     }
 }

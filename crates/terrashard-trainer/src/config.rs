@@ -320,6 +320,18 @@ mod tests {
             &["train.nonfinite={ skip_then_abort = 0 }"],
             &key("train.nonfinite.skip_then_abort"),
         );
+        for wrong in ["skip_then_abort", "0", "{ skip_then_abort = -1 }"] {
+            let setting = format!("train.nonfinite={wrong}");
+            refused(
+                &[&setting],
+                "write \"abort\", \"skip\", or { skip_then_abort = 3 } for at most 3 steps in a row in `train.nonfinite`",
+            );
+        }
+        for wrong in ["true", "cpu", "1"] {
+            let setting = format!("zero.offload={wrong}");
+            let expected = "write \"none\", \"optimizer\" (from stage 1) or \"parameters\" (at stage 3) in `zero.offload`";
+            refused(&["zero.stage=3", &setting], expected);
+        }
         refused(
             &["train.groups=[{ match = \"\" }]"],
             &key("train.groups.match"),
@@ -338,7 +350,7 @@ mod tests {
         );
         refused(
             &["zero.stage=2", "zero.offload=parameters"],
-            "it needs stage 3 at least",
+            "got parameters, expected `none` or `optimizer` at stage 2; it needs stage 3 at least",
         );
         refused(
             &["zero.offload_fraction=0.5"],

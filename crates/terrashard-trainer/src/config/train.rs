@@ -1,5 +1,6 @@
 //! `[train]`: how long, how fast, in which types and by which rule.
 
+use serde::de::{self, Deserializer};
 use serde::{Deserialize, Serialize};
 use terrashard_models::Loss;
 
@@ -51,7 +52,8 @@ pub struct TrainSection {
     pub loss: Loss,
     /// Element type of the computation; optimizer states are in 32 bits in any case. Default: `fp32`.
     pub precision: Precision,
-    /// What happens at a loss or gradient that is not finite. Default: `abort`.
+    /// What happens at a loss or gradient that is not finite: `abort`, `skip`, or `{ skip_then_abort = 3 }`. Default: `abort`.
+    #[serde(deserialize_with = "nonfinite")]
     pub nonfinite: NonFinite,
     /// What happens where a parameter gets no gradient in a step. Default: `zero`.
     pub unused: Unused,
@@ -175,6 +177,16 @@ pub enum NonFinite {
     Skip,
     /// The same for at most this many steps in a row; one more ends the run.
     SkipThenAbort(u32),
+}
+
+/// A rule for what is not finite, with all its forms in the message where it is none of them.
+fn nonfinite<'de, D: Deserializer<'de>>(deserializer: D) -> Result<NonFinite, D::Error> {
+    let value = toml::Value::deserialize(deserializer)?;
+    value.clone().try_into().map_err(|_| {
+        de::Error::custom(format!(
+            "{value} is no rule, write \"abort\", \"skip\", or {{ skip_then_abort = 3 }} for at most 3 steps in a row"
+        ))
+    })
 }
 
 /// What happens where a parameter gets no gradient in a step.

@@ -299,11 +299,15 @@ fn offload(zero: &ZeroSection) -> Result<()> {
         Offload::Optimizer => ("optimizer", Stage::One),
         Offload::Parameters => ("parameters", Stage::Three),
     };
+    let allowed = match stage {
+        Stage::Zero => "`none`",
+        Stage::One | Stage::Two | Stage::Three => "`none` or `optimizer`",
+    };
     check(
         *stage >= least,
         "zero.offload",
         name,
-        format!("`none` at stage {stage}; it needs stage {least} at least"),
+        format!("{allowed} at stage {stage}; it needs stage {least} at least"),
     )?;
     if let Some(fraction) = zero.offload_fraction {
         check(

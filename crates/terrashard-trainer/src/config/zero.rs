@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use serde::de::{self, Deserializer};
 use serde::{Deserialize, Serialize};
 use terrashard_layout::{Offload, Stage};
 use terrashard_zero::Select;
@@ -22,6 +23,7 @@ pub struct ZeroSection {
     pub persist_bytes: usize,
     /// What is kept in host memory: `none`, `optimizer` (its states, from stage 1), or `parameters` (these too, at stage 3).
     /// Default: `none`.
+    #[serde(deserialize_with = "offload")]
     pub offload: Offload,
     /// The share of the optimizer states that `offload` moves, 0 to 1. Default: all of them.
     pub offload_fraction: Option<f64>,
@@ -55,6 +57,17 @@ impl Default for ZeroSection {
             overlap: true,
         }
     }
+}
+
+/// What is kept in host memory, with all its forms in the message where it is none of them.
+fn offload<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Offload, D::Error> {
+    let value = toml::Value::deserialize(deserializer)?;
+    value.clone().try_into().map_err(|_| {
+        de::Error::custom(format!(
+            "{value} is nothing that can be kept in host memory, write \"none\", \"optimizer\" (from stage 1) or \"parameters\" \
+             (at stage 3)"
+        ))
+    })
 }
 
 /// Element type in which gradients are reduced.
