@@ -71,14 +71,15 @@ fn fit(arguments: FitArguments) -> Result<()> {
             if session.last_step == session.steps {
                 report::write(&run, run.root(), None)?;
             }
+            let first = session.resumed_from_step.unwrap_or(0) + 1;
             format!(
-                "steps {} to {} of {} on {} at stage {} in {:.0} s; saved in {}",
-                session.resumed_from_step.unwrap_or(0) + 1,
+                "steps {first} to {} of {} on {} at stage {} in {:.0} s{}; saved in {}",
                 session.last_step,
                 session.steps,
                 counted(session.ranks, "rank"),
                 session.stage,
                 session.seconds,
+                skipped(session.skipped, session.last_step + 1 - first),
                 run.root().display()
             )
         }
@@ -87,6 +88,18 @@ fn fit(arguments: FitArguments) -> Result<()> {
         tell(&ended);
     }
     Ok(())
+}
+
+/// How many of `steps` steps were skipped, if any, and what to do where most were.
+fn skipped(skipped: u64, steps: u64) -> String {
+    match skipped {
+        0 => String::new(),
+        _ if 2 * skipped > steps => format!(
+            ", {skipped} of {steps} skipped, so the model has learned little: lower `train.lr`, set `train.clip_norm` or look \
+             at the samples that were named"
+        ),
+        _ => format!(", {skipped} of {steps} skipped"),
+    }
 }
 
 fn test(arguments: TestArguments) -> Result<()> {
@@ -362,8 +375,16 @@ fn report(arguments: ReportArguments) -> Result<()> {
     let run = RunDirectory::new(run);
     let out = out.unwrap_or_else(|| run.root().into());
     let beside: PathBuf = out.join("prediction.tif");
-    let prediction = prediction.or_else(|| beside.is_file().then_some(beside));
-    report::write(&run, &out, prediction.as_deref())?;
+    match prediction {
+        Some(prediction) => report::write(&run, &out, Some(&prediction))?,
+        // One that was not asked for is shown if it fits.
+        None => match report::write(&run, &out, beside.is_file().then_some(&beside)) {
+            Err(Error::InvalidValue { key, .. }) if key == "--prediction" => {
+                report::write(&run, &out, None)?;
+            }
+            written => written?,
+        },
+    }
     print(&format!("{}\n", out.join("report.html").display()))
 }
 

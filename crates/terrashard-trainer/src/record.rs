@@ -159,6 +159,9 @@ pub struct SessionRecord {
     /// Steps of the whole run; 0 in records of earlier versions.
     #[serde(default)]
     pub steps: u64,
+    /// Steps of this call that were skipped: they changed nothing.
+    #[serde(default)]
+    pub skipped: u64,
     /// Number of ranks.
     pub ranks: usize,
     /// ZeRO stage.

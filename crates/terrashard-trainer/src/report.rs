@@ -15,7 +15,7 @@ use std::path::Path;
 use serde::Serialize;
 use terrashard_layout::Stage;
 
-use crate::config::Config;
+use crate::config::{Batch, Config, Device};
 use crate::error::{Error, Result};
 use crate::record::{Scores, StepRecord, TestRecord};
 use crate::run_directory::{RunDirectory, replace};
@@ -33,7 +33,11 @@ pub struct Report {
     pub ranks: usize,
     /// ZeRO stage of the last call.
     pub stage: Stage,
-    /// Wall time of all calls of `fit` and of the test.
+    /// Steps that changed nothing: a gradient was not finite, or no pixel had a label.
+    pub skipped: u64,
+    /// Whether the last call of `fit` was ended from outside before it could write its record.
+    pub killed: bool,
+    /// Wall time of all calls of `fit` and of the test; of a call that was killed, that of its steps.
     pub seconds: f64,
     /// Mean loss of the last twentieth of the steps.
     pub loss: Option<f64>,
@@ -49,7 +53,8 @@ pub struct Report {
 /// file is no longer at its place, the page has no pictures and says so.
 ///
 /// # Errors
-/// [`Error::Read`] and [`Error::Syntax`] for what the run left; [`Error::Write`].
+/// [`Error::Read`] and [`Error::Syntax`] for what the run left; [`Error::NoCheckpoint`] where no step was made;
+/// [`Error::InvalidValue`] for a prediction that is no map of the first scene; [`Error::Write`].
 pub fn write(run: &RunDirectory, out: &Path, prediction: Option<&Path>) -> Result<()> {
     let config = Config::load(&run.config(), &[])?;
     let (steps, sessions) = (run.steps()?, run.session_records()?);
@@ -57,20 +62,33 @@ pub fn write(run: &RunDirectory, out: &Path, prediction: Option<&Path>) -> Resul
         true => Some(TestRecord::read(&run.test())?),
         false => None,
     };
-    let Some(last) = sessions.last() else {
+    let last = sessions.last();
+    let (recorded, made) = (
+        last.map_or(0, |session| session.last_step),
+        steps.last().map_or(0, |step| step.step),
+    );
+    if recorded.max(made) == 0 {
         return Err(Error::NoCheckpoint {
-            path: run.sessions(),
-            remedy: "run `terrashard fit` to its end first".into(),
+            path: run.root().into(),
+            remedy: "no step was made in this run; go on with `terrashard fit`".into(),
         });
-    };
+    }
     // A call that was killed left no record of itself, but its steps.
-    let last_step = steps.last().map_or(last.last_step, |step| step.step);
-    let fit_seconds: f64 = sessions.iter().map(|session| session.seconds).sum();
+    let killed = made > recorded;
+    let unrecorded = steps.iter().filter(|step| step.step > recorded);
+    let fit_seconds = sessions.iter().map(|session| session.seconds).sum::<f64>()
+        + unrecorded.map(|step| step.seconds).sum::<f64>();
+    let ranks = match last {
+        Some(session) => session.ranks,
+        None => config.zero.ranks.count(Device::Cpu),
+    };
     let report = Report {
-        steps: last_step,
-        resumed_from_step: last.resumed_from_step,
-        ranks: last.ranks,
-        stage: last.stage,
+        steps: if killed { made } else { recorded },
+        resumed_from_step: last.and_then(|session| session.resumed_from_step),
+        ranks,
+        stage: last.map_or(config.zero.stage, |session| session.stage),
+        skipped: steps.iter().filter(|step| step.skipped).count() as u64,
+        killed,
         seconds: fit_seconds + test.as_ref().map_or(0.0, |test| test.seconds),
         loss: final_loss(&steps),
         images_s: median(steps.iter().map(|step| step.images_s).collect()),
@@ -79,8 +97,17 @@ pub fn write(run: &RunDirectory, out: &Path, prediction: Option<&Path>) -> Resul
     };
     let folder = std::path::absolute(run.root()).map_err(Error::read(run.root()))?;
     let panels = Panels::draw(&config, prediction)?;
+    let name = match last {
+        Some(session) => session.name.clone(),
+        None => folder
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned(),
+    };
     let page = page::render(&Content {
-        name: &last.name,
+        name: &name,
+        samples: Batch::resolve(&config.train, ranks)?.global,
         report: &report,
         steps: &steps,
         sessions: &sessions,

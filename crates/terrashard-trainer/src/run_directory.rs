@@ -100,12 +100,15 @@ impl RunDirectory {
         lines(&self.metrics())
     }
 
-    /// The calls of `fit` recorded so far.
+    /// The calls of `fit` recorded so far: none where the first was killed.
     ///
     /// # Errors
     /// [`Error::Read`], [`Error::Syntax`].
     pub fn session_records(&self) -> Result<Vec<SessionRecord>> {
-        lines(&self.sessions())
+        match self.sessions().exists() {
+            true => lines(&self.sessions()),
+            false => Ok(Vec::new()),
+        }
     }
 
     /// Adds a call of `fit` to the record.

@@ -156,6 +156,7 @@ pub fn fit(config: &Config, options: &FitOptions) -> Result<Fitted> {
         resumed_from_step: plan.start.resumed_from(),
         last_step: plan.last_step,
         steps: plan.steps,
+        skipped: first.skipped,
         ranks,
         stage: config.zero.stage,
         global_batch: batch.global,

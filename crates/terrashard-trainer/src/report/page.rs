@@ -18,6 +18,8 @@ pub(super) struct Content<'a> {
     pub steps: &'a [StepRecord],
     /// The calls of `fit`.
     pub sessions: &'a [SessionRecord],
+    /// Samples of a step over all ranks.
+    pub samples: usize,
     /// What the configuration says about the baseline.
     pub baseline_note: Option<&'a str>,
     /// Pictures.
@@ -73,13 +75,19 @@ fn lead(content: &Content<'_>) -> String {
         Some(step) => format!("ended after step {step}, started again from its checkpoint, and "),
         None => String::new(),
     };
-    let samples = content
-        .sessions
-        .last()
-        .map_or(0, |session| session.global_batch);
+    let ended = match report.killed {
+        true => "was killed before it recorded its end; its steps and what was recorded took",
+        false => "finished in",
+    };
+    let skipped = match report.skipped {
+        0 => String::new(),
+        1 => " 1 step was skipped and changed nothing.".into(),
+        more => format!(" {more} steps were skipped and changed nothing."),
+    };
     format!(
-        "<p class=\"lead\">Trained for {} steps of {samples} samples on {ranks} at ZeRO stage {}; {resumed}finished in {}.</p>",
+        "<p class=\"lead\">Trained for {} steps of {} samples on {ranks} at ZeRO stage {}; {resumed}{ended} {}.{skipped}</p>",
         report.steps,
+        content.samples,
         report.stage,
         duration(report.seconds)
     )

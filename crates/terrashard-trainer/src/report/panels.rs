@@ -11,7 +11,8 @@ use super::pictures::Picture;
 use super::shore;
 use crate::config::{Config, Region};
 use crate::dataset::{self, Dataset};
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::record::counted;
 
 /// Widest picture of a whole scene, in pixels.
 const SCENE_WIDTH: usize = 1000;
@@ -55,7 +56,8 @@ impl Panels {
     /// Reads the first scene and, if given, a map predicted from it. Without the scenes' files there is only a note.
     ///
     /// # Errors
-    /// [`crate::Error::Data`] and [`crate::Error::Raster`] where a file cannot be read.
+    /// [`crate::Error::Data`] and [`crate::Error::Raster`] where a file cannot be read; [`crate::Error::InvalidValue`] for a
+    /// prediction that is no map of the scene.
     pub(super) fn draw(config: &Config, prediction: Option<&Path>) -> Result<Self> {
         if let Some(path) = missing(config) {
             return Ok(Self {
@@ -72,6 +74,9 @@ impl Panels {
             return Ok(Self::default());
         };
         let prediction = prediction.as_ref().map(|map| map as &dyn RasterSource);
+        if let Some(map) = prediction {
+            check_map(&scene, map)?;
+        }
         let step = scene.width().div_ceil(SCENE_WIDTH);
         let detail = busiest(&scene, test)?;
         let train = config
@@ -165,7 +170,6 @@ fn draw(
         panels.push(panel("Label", map(&scene.labels(window)?)));
     }
     if let Some(source) = prediction
-        && source.metadata().window() == scene.window().scaled(scene.scale())
         && let Samples::U8(classes) = source.read_window(fine)?.into_samples()
     {
         panels.push(panel("Prediction", map(&classes)));
@@ -177,6 +181,41 @@ fn draw(
         panels.push(panel("NDWI baseline", map(&classes)));
     }
     Ok(panels)
+}
+
+/// Refuses a raster that is no map of a scene as `predict` writes it.
+fn check_map(scene: &Scene, map: &dyn RasterSource) -> Result<()> {
+    let (image, found) = (scene.metadata(), map.metadata());
+    let expected = terrashard_data::prediction_spec(image, scene.scale());
+    let size = (found.width, found.height);
+    let (ours, theirs) = (expected.georeference, found.georeference);
+    let ground = match (ours.transform, theirs.transform) {
+        (Some(a), Some(b)) => a.corner_distance(size, &b, size) <= 0.01 * a.pixel_size(),
+        (a, b) => a == b,
+    };
+    let same = size == (expected.width, expected.height)
+        && (found.bands, found.data_type) == (expected.bands, expected.data_type)
+        && ours.epsg == theirs.epsg
+        && ground;
+    if same {
+        return Ok(());
+    }
+    let got = format!(
+        "{}, {} x {} pixels with {} of {}",
+        map.path().display(),
+        found.width,
+        found.height,
+        counted(found.bands, "band"),
+        found.data_type
+    );
+    let expected = format!(
+        "the map of {} as `terrashard predict` writes it, {} x {} pixels of {} on its ground",
+        scene.image().path().display(),
+        expected.width,
+        expected.height,
+        expected.data_type
+    );
+    Err(Error::invalid("--prediction", got, expected))
 }
 
 /// True colours where the image names its bands, else its first three.

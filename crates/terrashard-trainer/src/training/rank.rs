@@ -35,6 +35,8 @@ pub(super) struct Outcome {
     pub times: StepTimes,
     /// What it sent in the last whole step.
     pub sent: SentBytes,
+    /// Steps that changed nothing, the same number on every rank.
+    pub skipped: u64,
 }
 
 /// Trains from the plan's start to its last step.
@@ -55,6 +57,7 @@ pub(super) struct Rank<'a> {
     held: HeldBytes,
     times: StepTimes,
     sent: SentBytes,
+    skipped: u64,
 }
 
 /// What became of a step.
@@ -129,6 +132,7 @@ impl<'a> Rank<'a> {
             held: HeldBytes::default(),
             times: StepTimes::default(),
             sent: SentBytes::default(),
+            skipped: 0,
         })
     }
 
@@ -149,6 +153,7 @@ impl<'a> Rank<'a> {
             held: self.held,
             times: self.times,
             sent: self.sent,
+            skipped: self.skipped,
         })
     }
 
@@ -215,8 +220,9 @@ impl<'a> Rank<'a> {
         let sent = SentBytes::of(&self.traffic(), &before);
         let times = self.clock.take();
         self.times.add(&times);
-        if matches!(became, Became::Applied { .. }) {
-            self.sent = sent;
+        match became {
+            Became::Applied { .. } => self.sent = sent,
+            Became::NotFinite { .. } | Became::NoValidPixel => self.skipped += 1,
         }
         let plan = self.plan;
         let Some((metrics, progress)) = &mut self.told else {

@@ -7,6 +7,7 @@ mod epochs;
 mod highres;
 mod plan;
 mod predicted;
+mod reports;
 mod resume;
 mod rules;
 mod scenario;

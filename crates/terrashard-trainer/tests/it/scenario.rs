@@ -118,6 +118,17 @@ impl Scenario {
         );
     }
 
+    /// A map of one class.
+    pub(crate) fn write_map(&self, name: &str, size: (usize, usize), transform: Transform) {
+        self.write(
+            name,
+            size,
+            1,
+            Samples::U8(vec![1; size.0 * size.1]),
+            transform,
+        );
+    }
+
     fn write(
         &self,
         name: &str,
