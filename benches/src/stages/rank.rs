@@ -103,7 +103,13 @@ mod device {
     use super::*;
 
     pub(super) fn libtorch(job: &Job) -> Result<tensor::Device, Error> {
-        Err(Error::Device { device: job.device })
+        Err(Error::Device {
+            device: job.device,
+            feature: match job.device {
+                Device::Flex | Device::Tch => "tch",
+                Device::Cuda => "nccl",
+            },
+        })
     }
 
     pub(super) fn gpus(job: &Job, _: Instant) -> Result<Option<Measured>, String> {
