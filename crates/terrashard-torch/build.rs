@@ -58,7 +58,12 @@ mod libtorch {
             .define("_GLIBCXX_USE_CXX11_ABI", abi.as_str())
             .include(folder.join("include"))
             .include(folder.join("include/torch/csrc/api/include"))
-            .files(["src/shim.cc", "src/attention.cc", "src/branch.cc"])
+            .files([
+                "src/shim.cc",
+                "src/attention.cc",
+                "src/branch.cc",
+                "src/profile.cc",
+            ])
             .compile("terrashard_shim");
         let libraries = folder.join("lib");
         println!("cargo::rustc-link-search=native={}", libraries.display());

@@ -41,6 +41,8 @@ mod error;
 #[cfg(feature = "tch")]
 mod gradients;
 #[cfg(feature = "tch")]
+mod profile;
+#[cfg(feature = "tch")]
 mod shim;
 
 #[cfg(feature = "tch")]
@@ -54,6 +56,7 @@ pub use {
     },
     error::{Error, Result},
     gradients::{conv2d_backward, layer_norm_backward},
+    profile::{Profile, ProfileRow},
     tch,
 };
 

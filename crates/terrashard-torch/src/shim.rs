@@ -6,6 +6,7 @@
 #![expect(unsafe_code, reason = "calls into C++")]
 
 pub(crate) mod branch;
+pub(crate) mod profile;
 
 use std::ffi::{CStr, c_char, c_int};
 use std::ptr;
@@ -99,6 +100,8 @@ pub(crate) enum Call {
     Deterministic,
     Memory,
     Tf32,
+    ProfileStart,
+    ProfileFinish,
 }
 
 impl Call {
@@ -116,6 +119,8 @@ impl Call {
             Self::LoadCuda => "the loading of its part for GPUs",
             Self::Deterministic => "the choice of deterministic algorithms",
             Self::Memory => "the count of the device's memory",
+            Self::ProfileStart => "the start of a profile",
+            Self::ProfileFinish => "the end of a profile",
             Self::Tf32 => "the choice of how matrix products round",
         }
     }
@@ -124,15 +129,7 @@ impl Call {
     fn run(self, call: impl FnOnce(Message) -> c_int) -> Result<()> {
         let mut message = ptr::null_mut();
         let status = call(&raw mut message);
-        let text = (!message.is_null()).then(|| {
-            // SAFETY: not null, so `strdup` made it: a text with an end, which nobody else has.
-            let text = unsafe { CStr::from_ptr(message) }
-                .to_string_lossy()
-                .into_owned();
-            // SAFETY: as above, and freed once, since the pointer is not used again.
-            unsafe { terrashard_free_text(message) };
-            text
-        });
+        let text = owned_text(message);
         match status {
             0 => Ok(()),
             _ => Err(Error::Exception {
@@ -141,6 +138,19 @@ impl Call {
             }),
         }
     }
+}
+
+/// Takes over a text that C++ made with `strdup`; `None` for null.
+fn owned_text(text: *mut c_char) -> Option<String> {
+    (!text.is_null()).then(|| {
+        // SAFETY: not null, so `strdup` made it: a text with an end, which nobody else has.
+        let copy = unsafe { CStr::from_ptr(text) }
+            .to_string_lossy()
+            .into_owned();
+        // SAFETY: as above, and freed once, since the pointer is not used again.
+        unsafe { terrashard_free_text(text) };
+        copy
+    })
 }
 
 /// Room for the tensors that a call gives. They are freed with it if nobody takes them.
