@@ -62,6 +62,7 @@ mod libtorch {
                 "src/shim.cc",
                 "src/attention.cc",
                 "src/branch.cc",
+                "src/flat.cc",
                 "src/profile.cc",
             ])
             .compile("terrashard_shim");

@@ -15,10 +15,13 @@ pub struct AdamW {
     pub epsilon: f64,
     /// How much of the parameter is taken away, times the learning rate.
     pub weight_decay: f64,
+    /// What the gradient is multiplied with first.
+    pub gradient_factor: f64,
 }
 
 impl AdamW {
-    /// Takes step number `step`, from 1: changes parameter, momentum and variance in place.
+    /// Takes step number `step`, from 1: changes parameter, momentum and variance in place, and the gradient where its factor
+    /// is not 1.
     ///
     /// # Errors
     /// [`Error::Exception`](crate::Error) if the four differ in shape, type or device.
@@ -26,7 +29,7 @@ impl AdamW {
         &self,
         step: u64,
         parameter: &mut Tensor,
-        gradient: &Tensor,
+        gradient: &mut Tensor,
         [momentum, variance]: [&mut Tensor; 2],
     ) -> Result<()> {
         shim::adamw(self, step, parameter, gradient, [momentum, variance])

@@ -39,6 +39,8 @@ mod device;
 #[cfg(feature = "tch")]
 mod error;
 #[cfg(feature = "tch")]
+mod flat;
+#[cfg(feature = "tch")]
 mod gradients;
 #[cfg(feature = "tch")]
 mod profile;
@@ -55,6 +57,7 @@ pub use {
         Memory, empty_cache, is_deterministic, load_cuda, set_deterministic, set_tf32, version,
     },
     error::{Error, Result},
+    flat::{Pieces, sums_of_squares},
     gradients::{conv2d_backward, layer_norm_backward},
     profile::{Profile, ProfileRow},
     tch,

@@ -13,14 +13,15 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/convolution_backward.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/native_layer_norm_backward.h>
-#include <ATen/ops/tensor.h>
 #include <torch/headeronly/version.h>
 
 #include <dlfcn.h>
 
 #include <array>
 #include <cstdlib>
+#include <optional>
 #include <stdexcept>
 #include <utility>
 
@@ -86,15 +87,19 @@ int terrashard_attention_backward(char** message, const at::Tensor* gradient, co
   });
 }
 
-// Changes parameter, momentum and variance in place.
-int terrashard_adamw(char** message, at::Tensor* parameter, const at::Tensor* gradient, at::Tensor* momentum,
+// Changes parameter, momentum and variance in place, and the gradient where the factor is not 1.
+int terrashard_adamw(char** message, at::Tensor* parameter, at::Tensor* gradient, at::Tensor* momentum,
                      at::Tensor* variance, int64_t step, double lr, double beta1, double beta2, double epsilon,
-                     double weight_decay) {
+                     double weight_decay, double factor) {
   return guarded(message, [&] {
+    // Numbers made on the device: one copied there would wait until all before it is done.
+    auto number = [&](double value) { return at::full({}, value, parameter->options().dtype(at::kFloat)); };
     // The kernel adds nothing to the count: it is that of the step being taken.
-    auto count = at::tensor(static_cast<float>(step), parameter->options().dtype(at::kFloat));
+    auto count = number(static_cast<double>(step));
+    std::optional<at::Tensor> divisor;
+    if (factor != 1.0) divisor = number(1.0 / factor);
     at::_fused_adamw_({*parameter}, {*gradient}, {*momentum}, {*variance}, {}, {count}, lr, beta1, beta2, weight_decay,
-                      epsilon, false, false);
+                      epsilon, false, false, divisor);
   });
 }
 

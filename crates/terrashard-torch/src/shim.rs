@@ -15,6 +15,7 @@ use tch::Tensor;
 
 use crate::adamw::AdamW;
 use crate::error::{Error, Result};
+use crate::flat::Pieces;
 
 /// A tensor of LibTorch, of which Rust knows no more than where it lies.
 #[repr(C)]
@@ -65,7 +66,7 @@ unsafe extern "C" {
     fn terrashard_adamw(
         message: Message,
         parameter: *mut Handle,
-        gradient: In,
+        gradient: *mut Handle,
         momentum: *mut Handle,
         variance: *mut Handle,
         step: i64,
@@ -74,6 +75,33 @@ unsafe extern "C" {
         beta2: f64,
         epsilon: f64,
         weight_decay: f64,
+        factor: f64,
+    ) -> c_int;
+    fn terrashard_pack(
+        message: Message,
+        tensors: *const In,
+        count: i64,
+        buffer: *mut Handle,
+        rows: i64,
+        columns: i64,
+        offsets: *const i64,
+        lengths: *const i64,
+    ) -> c_int;
+    fn terrashard_unpack(
+        message: Message,
+        buffer: In,
+        tensors: *const *mut Handle,
+        count: i64,
+        rows: i64,
+        columns: i64,
+        offsets: *const i64,
+        lengths: *const i64,
+    ) -> c_int;
+    fn terrashard_sums_of_squares(
+        message: Message,
+        tensors: *const In,
+        count: i64,
+        out: Out,
     ) -> c_int;
     fn terrashard_load_cuda(message: Message) -> c_int;
     fn terrashard_is_deterministic() -> c_int;
@@ -97,6 +125,8 @@ pub(crate) enum Call {
     FeedForwardBranchBackward,
     AdamW,
     LoadCuda,
+    Copies,
+    Squares,
     Deterministic,
     Memory,
     Tf32,
@@ -117,6 +147,8 @@ impl Call {
             Self::FeedForwardBranchBackward => "a feed-forward branch's backward",
             Self::AdamW => "a step of adamw",
             Self::LoadCuda => "the loading of its part for GPUs",
+            Self::Copies => "copies between tensors and a flat buffer",
+            Self::Squares => "sums of squares",
             Self::Deterministic => "the choice of deterministic algorithms",
             Self::Memory => "the count of the device's memory",
             Self::ProfileStart => "the start of a profile",
@@ -284,15 +316,14 @@ pub(crate) fn adamw(
     settings: &AdamW,
     step: u64,
     parameter: &mut Tensor,
-    gradient: &Tensor,
+    gradient: &mut Tensor,
     moments: [&mut Tensor; 2],
 ) -> Result<()> {
-    let [momentum, variance] = moments.map(|tensor| tensor.as_mut_ptr().cast());
-    let parameter = parameter.as_mut_ptr().cast();
-    let gradient = handle(gradient);
+    let [momentum, variance] = moments.map(changed);
+    let [parameter, gradient] = [parameter, gradient].map(changed);
     let [beta1, beta2] = settings.betas;
     Call::AdamW.run(|message| {
-        // SAFETY: the tensors are borrowed until the call returns, those that it changes mutably.
+        // SAFETY: the tensors are borrowed mutably until the call returns.
         unsafe {
             terrashard_adamw(
                 message,
@@ -306,9 +337,88 @@ pub(crate) fn adamw(
                 beta2,
                 settings.epsilon,
                 settings.weight_decay,
+                settings.gradient_factor,
             )
         }
     })
+}
+
+/// Where a tensor lies that a call changes; good as long as it is borrowed.
+fn changed(tensor: &mut Tensor) -> *mut Handle {
+    tensor.as_mut_ptr().cast()
+}
+
+/// Offsets and lengths, of each of `tensors` tensors one.
+fn places(pieces: &Pieces, tensors: usize) -> Result<[Vec<i64>; 2]> {
+    let numbers = [&pieces.offsets, &pieces.lengths];
+    if numbers.iter().any(|numbers| numbers.len() != tensors) {
+        return Err(Error::Exception {
+            call: Call::Copies.name(),
+            text: format!("{tensors} tensors have not as many places"),
+        });
+    }
+    Ok(numbers.map(|numbers| numbers.iter().map(|number| *number as i64).collect()))
+}
+
+pub(crate) fn pack(
+    pieces: &Pieces,
+    tensors: &[Option<&Tensor>],
+    buffer: &mut Tensor,
+) -> Result<()> {
+    let [offsets, lengths] = places(pieces, tensors.len())?;
+    let handles = tensors
+        .iter()
+        .map(|tensor| tensor.map_or(ptr::null(), handle));
+    let handles: Vec<In> = handles.collect();
+    let buffer = changed(buffer);
+    Call::Copies.run(|message| {
+        // SAFETY: the tensors are borrowed until the call returns, the buffer mutably; each of the three arrays has as many
+        // elements as there are tensors.
+        unsafe {
+            terrashard_pack(
+                message,
+                handles.as_ptr(),
+                handles.len() as i64,
+                buffer,
+                pieces.rows as i64,
+                pieces.columns as i64,
+                offsets.as_ptr(),
+                lengths.as_ptr(),
+            )
+        }
+    })
+}
+
+pub(crate) fn unpack(pieces: &Pieces, buffer: &Tensor, tensors: &mut [Tensor]) -> Result<()> {
+    let [offsets, lengths] = places(pieces, tensors.len())?;
+    let handles: Vec<*mut Handle> = tensors.iter_mut().map(changed).collect();
+    Call::Copies.run(|message| {
+        // SAFETY: the tensors are borrowed until the call returns, those that it changes mutably; each of the three arrays has
+        // as many elements as there are tensors.
+        unsafe {
+            terrashard_unpack(
+                message,
+                handle(buffer),
+                handles.as_ptr(),
+                handles.len() as i64,
+                pieces.rows as i64,
+                pieces.columns as i64,
+                offsets.as_ptr(),
+                lengths.as_ptr(),
+            )
+        }
+    })
+}
+
+pub(crate) fn sums_of_squares(tensors: &[&Tensor]) -> Result<Tensor> {
+    let handles: Vec<In> = tensors.iter().map(|tensor| handle(tensor)).collect();
+    let mut out = Outputs::<1>::new(Call::Squares);
+    out.fill(|message, out| {
+        // SAFETY: the tensors are borrowed until the call returns, and there are as many handles as is said; `out` has the one
+        // place it uses.
+        unsafe { terrashard_sums_of_squares(message, handles.as_ptr(), handles.len() as i64, out) }
+    })?;
+    out.tensor(0)
 }
 
 pub(crate) fn version() -> String {

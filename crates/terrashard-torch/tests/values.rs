@@ -2,8 +2,8 @@
 
 use terrashard_torch::tch::{Device, Kind, Tensor};
 use terrashard_torch::{
-    AdamW, Attention, Error, Memory, conv2d_backward, is_deterministic, layer_norm_backward,
-    set_deterministic, version,
+    AdamW, Attention, Error, Memory, Pieces, conv2d_backward, is_deterministic,
+    layer_norm_backward, set_deterministic, sums_of_squares, version,
 };
 
 fn tensor(values: &[f64], shape: &[i64]) -> Tensor {
@@ -78,16 +78,17 @@ fn two_steps_of_adamw() {
         betas: [0.9, 0.999],
         epsilon: 1e-12,
         weight_decay: 0.1,
+        gradient_factor: 0.25,
     };
     let mut parameter = tensor(&[1.], &[1]);
     let (mut momentum, mut variance) = (tensor(&[0.], &[1]), tensor(&[0.], &[1]));
-    for (step, gradient, expected) in [(1, 0.5, 0.89), (2, -0.5, 0.886_363_157_9)] {
-        let gradient = tensor(&[gradient], &[1]);
+    for (step, gradient, expected) in [(1, 2.0, 0.89), (2, -2.0, 0.886_363_157_9)] {
+        let mut gradient = tensor(&[gradient], &[1]);
         settings
             .step(
                 step,
                 &mut parameter,
-                &gradient,
+                &mut gradient,
                 [&mut momentum, &mut variance],
             )
             .expect("all alike");
@@ -167,4 +168,69 @@ fn memory_is_counted_where_there_is_a_gpu() {
 #[test]
 fn the_version_is_the_pinned_one() {
     assert!(version().starts_with("2.11."), "{}", version());
+}
+
+/// Two rows; the second tensor fills one piece and a half, the third is not there.
+fn pieces() -> Pieces {
+    Pieces {
+        rows: 2,
+        columns: 6,
+        offsets: vec![0, 2, 4],
+        lengths: vec![2, 2, 2],
+    }
+}
+
+#[test]
+fn tensors_go_into_a_buffer_and_come_back() {
+    let turned = tensor(&[1., 3., 2., 4.], &[2, 2]).transpose(0, 1);
+    let short = tensor(&[5., 6., 7.], &[3]).to_kind(Kind::BFloat16);
+    let mut buffer = Tensor::full([12], 9., (Kind::Float, Device::Cpu));
+    let tensors = [Some(&turned), Some(&short), None];
+    pieces().pack(&tensors, &mut buffer).expect("they fit");
+    check(&buffer, &[1., 2., 5., 6., 0., 0., 3., 4., 7., 0., 0., 0.]);
+
+    let zeros = |n, kind| Tensor::zeros([n], (kind, Device::Cpu));
+    let mut back = [
+        zeros(4, Kind::BFloat16),
+        zeros(3, Kind::Double),
+        zeros(1, Kind::Float),
+    ];
+    pieces().unpack(&buffer, &mut back).expect("they fit");
+    check(&back[0], &[1., 2., 3., 4.]);
+    check(&back[1], &[5., 6., 7.]);
+    check(&back[2], &[0.]);
+}
+
+#[test]
+fn pieces_that_do_not_fit_are_errors() {
+    let refused = |pieces: &Pieces, tensors: &[Option<&Tensor>], len: i64| {
+        let mut buffer = Tensor::zeros([len], (Kind::Float, Device::Cpu));
+        let refused = pieces
+            .pack(tensors, &mut buffer)
+            .expect_err("it does not fit");
+        assert!(values(&buffer).iter().all(|value| *value == 0.0));
+        refused.to_string()
+    };
+    let long = tensor(&[1.; 5], &[5]);
+    assert!(refused(&pieces(), &[Some(&long), None, None], 12).contains("more elements"));
+    assert!(refused(&pieces(), &[None, None, None], 11).contains("2 rows of 6"));
+    assert!(refused(&pieces(), &[None], 12).contains("1 tensors"));
+    let beyond = Pieces {
+        offsets: vec![0, 2, 5],
+        ..pieces()
+    };
+    assert!(refused(&beyond, &[None, None, None], 12).contains("piece 2 is not in a row"));
+}
+
+#[test]
+fn squares_are_added_up_in_wide_types() {
+    let single = tensor(&[3., 4.], &[2]).to_kind(Kind::Float);
+    // Beyond what 8 bits of fraction hold: 1 + 300 * 2^-8.
+    let half = Tensor::full([301], 0.0625, (Kind::BFloat16, Device::Cpu));
+    check(
+        &sums_of_squares(&[&single, &single]).expect("alike"),
+        &[25., 25.],
+    );
+    let halves = values(&sums_of_squares(&[&half]).expect("one"));
+    assert!((halves[0] - 301. / 256.).abs() < 1e-6, "{halves:?}");
 }
