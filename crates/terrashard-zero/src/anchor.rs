@@ -134,8 +134,9 @@ enter_plainly!(Flex);
 #[cfg(feature = "tch")]
 enter_plainly!(LibTorch);
 
+/// One element whose value nobody reads.
 fn one<B: Backend>(beside: &FloatTensor<B>) -> FloatTensor<B> {
-    B::float_zeros([1].into(), &beside.device(), FloatDType::F32)
+    B::float_empty([1].into(), &beside.device(), FloatDType::F32)
 }
 
 /// The backward step of a mark: nothing flows through it.

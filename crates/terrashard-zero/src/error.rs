@@ -130,6 +130,12 @@ pub enum Error {
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// The device could not compute something.
+    #[error("failed to compute on the device: {reason}")]
+    Compute {
+        /// What the backend reports.
+        reason: String,
+    },
     /// Tensor data could not be read back from the device.
     #[error("failed to read a tensor from the device: {reason}")]
     Device {

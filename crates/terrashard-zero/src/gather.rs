@@ -253,7 +253,7 @@ impl Gathers {
             }
         }
         let buffer = own.pending.wait()?;
-        Ok((self.unpack(rows, buffer), own.hold))
+        Ok((self.unpack(rows, buffer)?, own.hold))
     }
 
     /// Gives up gathers that nobody came for: the end of a pass.
@@ -278,9 +278,18 @@ impl Gathers {
     }
 
     /// One flat tensor for each row from the gathered, rank-major buffer.
-    fn unpack(&self, rows: &[usize], buffer: Tensor<1>) -> HashMap<usize, Tensor<1>> {
+    fn unpack(&self, rows: &[usize], buffer: Tensor<1>) -> Result<HashMap<usize, Tensor<1>>> {
         let ranks = self.table.ranks();
         let all = self.table.rows();
+        #[cfg(feature = "tch")]
+        {
+            let lengths = rows.iter().map(|&row| all[row].shard_len(ranks)).collect();
+            let elements: Vec<_> = rows.iter().map(|&row| all[row].numel()).collect();
+            let whole = crate::libtorch::gathered(&buffer, ranks, lengths, &elements)?;
+            if let Some(whole) = whole {
+                return Ok(rows.iter().copied().zip(whole).collect());
+            }
+        }
         let total: usize = rows.iter().map(|&row| all[row].shard_len(ranks)).sum();
         let buffer = buffer.reshape([ranks, total]);
         let mut offset = 0;
@@ -295,6 +304,6 @@ impl Gathers {
             values.insert(row, flat);
             offset += len;
         }
-        values
+        Ok(values)
     }
 }

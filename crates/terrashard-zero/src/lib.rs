@@ -21,6 +21,7 @@
 )]
 mod anchor;
 mod block;
+mod bucket_updates;
 mod config;
 mod decision;
 mod entrance;
@@ -28,6 +29,8 @@ mod error;
 mod gather;
 mod groups;
 pub mod host;
+#[cfg(feature = "tch")]
+mod libtorch;
 mod packing;
 mod parameter_group;
 mod parameters;

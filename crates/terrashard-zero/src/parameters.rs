@@ -45,6 +45,19 @@ pub fn declared<M: Module>(module: &M) -> Vec<Declared> {
     names.found
 }
 
+/// The identities of the float parameters of `module` in declared order: [`declared`] without names, for every use of a block.
+pub(crate) fn identities<M: Module>(module: &M) -> Vec<ParamId> {
+    struct Identities(Vec<ParamId>);
+    impl ModuleVisitor for Identities {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            self.0.push(param.id);
+        }
+    }
+    let mut identities = Identities(Vec::new());
+    module.visit(&mut identities);
+    identities.0
+}
+
 /// The values of the parameters of `module`, initialised by burn where they are not yet.
 pub(crate) fn values<M: Module>(module: &M) -> Vec<TensorData> {
     struct Values(Vec<TensorData>);

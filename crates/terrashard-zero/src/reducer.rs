@@ -375,18 +375,13 @@ impl Reducer {
     fn launch(&mut self, bucket: usize) -> Result<()> {
         let table = self.table.clone();
         let pieces = &table.buckets()[bucket].pieces;
-        let flats = pieces.iter().map(|piece| {
-            let numel = table.rows()[piece.row].numel();
-            self.arrived[piece.row]
-                .take()
-                .unwrap_or_else(|| zeros(numel, &self.device, self.dtype))
-        });
-        let flats = flats.map(|flat| flat.cast(self.dtype));
-        let buffer = pack_whole(&table, &table.buckets()[bucket], flats.collect());
+        let flats = pieces.iter().map(|piece| self.arrived[piece.row].take());
+        let flats: Vec<_> = flats.collect();
+        let buffer = self.packed(&table.buckets()[bucket], flats)?;
         self.checks.push(Check {
             micro_batch: self.micro_batches,
             bucket,
-            sum: check_sum(buffer.clone()),
+            sum: check_sum(&buffer),
         });
         match self.policy.reduce {
             Reduce::EveryMicroBatch => self.send(bucket, buffer),
@@ -404,6 +399,20 @@ impl Reducer {
                 }
             }
         }
+    }
+
+    /// The buffer of a bucket from the gradients of its pieces, zeros where there is none.
+    fn packed(&self, bucket: &Bucket, flats: Vec<Option<Tensor<1>>>) -> Result<Tensor<1>> {
+        #[cfg(feature = "tch")]
+        if let Some(buffer) = crate::libtorch::pack(&self.table, bucket, &flats, self.dtype)? {
+            return Ok(buffer);
+        }
+        let flats = bucket.pieces.iter().zip(flats).map(|(piece, flat)| {
+            let numel = self.table.rows()[piece.row].numel();
+            let flat = flat.unwrap_or_else(|| zeros(numel, &self.device, self.dtype));
+            flat.cast(self.dtype)
+        });
+        Ok(pack_whole(&self.table, bucket, flats.collect()))
     }
 
     fn send(&mut self, bucket: usize, buffer: Tensor<1>) -> Result<()> {
@@ -462,9 +471,13 @@ fn bytes(tensor: &Tensor<1>) -> usize {
 }
 
 /// The sum over a buffer, in a type in which finite gradients do not overflow.
-fn check_sum(buffer: Tensor<1>) -> Tensor<1> {
+fn check_sum(buffer: &Tensor<1>) -> Tensor<1> {
+    #[cfg(feature = "tch")]
+    if let Some(sum) = crate::libtorch::wide_sum(buffer) {
+        return sum;
+    }
     match buffer.dtype() {
-        DType::F16 | DType::BF16 => buffer.cast(DType::F32).sum(),
-        _ => buffer.sum(),
+        DType::F16 | DType::BF16 => buffer.clone().cast(DType::F32).sum(),
+        _ => buffer.clone().sum(),
     }
 }

@@ -5,6 +5,7 @@ use half::{bf16, f16};
 use terrashard_layout::ElementType;
 
 use crate::config::{AdamW, Optimizer, Sgd};
+use crate::error::Result;
 use crate::host::{
     self, AdamWUpdate, Average, ComputeCopy, Gradient, MomentSlices, Piece, SgdUpdate,
 };
@@ -166,16 +167,19 @@ impl Update {
         copy
     }
 
-    /// The same on the device, by operations on tensors.
+    /// The same on the device, by operations on tensors, or on LibTorch in place: the result is then the weights themselves.
     ///
     /// # Shapes
     /// All `[n]`.
+    ///
+    /// # Errors
+    /// [`crate::Error::Compute`].
     pub(crate) fn on_device(
         &self,
         part: &mut Part<Tensor<1>>,
         parameter: Option<Tensor<1>>,
         gradient: Tensor<1>,
-    ) -> Tensor<1> {
+    ) -> Result<Tensor<1>> {
         let separate = part.master.is_some();
         let weights = part
             .master
@@ -183,22 +187,51 @@ impl Update {
             .or(parameter)
             .expect("a part without master weights comes with its parameters");
         let gradient = gradient.cast(weights.dtype());
-        let gradient = match self.gradient_factor {
-            1.0 => gradient,
-            factor => gradient.mul_scalar(factor),
-        };
+        let in_place = self.in_place(part, &weights, &gradient)?;
         let weights = match self.rule {
-            Optimizer::AdamW(rule) => self.adamw(rule, part, weights, gradient),
-            Optimizer::Sgd(rule) => self.sgd(rule, part, weights, gradient),
+            _ if in_place => weights,
+            Optimizer::AdamW(rule) => self.adamw(rule, part, weights, self.scaled(gradient)),
+            Optimizer::Sgd(rule) => self.sgd(rule, part, weights, self.scaled(gradient)),
         };
         if let (Some(decay), Some(ema)) = (self.ema, part.ema.take()) {
             part.ema = Some(ema.mul_scalar(decay) + weights.clone().mul_scalar(1.0 - decay));
         }
-        let copy = weights.clone().cast(parameters::dtype(self.compute));
+        let copy = match in_place {
+            true => weights.clone(),
+            false => weights.clone().cast(parameters::dtype(self.compute)),
+        };
         if separate {
             part.master = Some(weights);
         }
-        copy
+        Ok(copy)
+    }
+
+    fn scaled(&self, gradient: Tensor<1>) -> Tensor<1> {
+        match self.gradient_factor {
+            1.0 => gradient,
+            factor => gradient.mul_scalar(factor),
+        }
+    }
+
+    /// Updates weights and moments in one pass in place, if the device has that.
+    #[cfg(feature = "tch")]
+    fn in_place(
+        &self,
+        part: &Part<Tensor<1>>,
+        weights: &Tensor<1>,
+        gradient: &Tensor<1>,
+    ) -> Result<bool> {
+        match (self.rule, &part.m, &part.v) {
+            (Optimizer::AdamW(rule), Some(m), Some(v)) if crate::libtorch::is_gpu(weights) => {
+                crate::libtorch::adamw(self, rule, weights, gradient, [m, v])
+            }
+            _ => Ok(false),
+        }
+    }
+
+    #[cfg(not(feature = "tch"))]
+    fn in_place(&self, _: &Part<Tensor<1>>, _: &Tensor<1>, _: &Tensor<1>) -> Result<bool> {
+        Ok(false)
     }
 
     fn adamw(

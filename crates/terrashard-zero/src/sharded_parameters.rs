@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::gather::{Direction, Gathered, Gathers, Lease};
 use crate::groups::RankGroups;
 use crate::packing::zeros;
-use crate::parameters::{Replace, declared, dtype, replaced};
+use crate::parameters::{Replace, declared, dtype, identities, replaced};
 use crate::policy::Policy;
 use crate::reading::read_f64;
 use crate::reducer::Reducer;
@@ -300,7 +300,8 @@ impl Core {
     /// A tensor that is always tracked, so that parameters are part of the graph even where their anchor is not.
     pub(crate) fn token<const D: usize>(&self, anchor: &Tensor<D>) -> Tensor<1> {
         let element = dtype(self.config.precision.compute());
-        beside(zeros(1, &self.device, element), anchor).require_grad()
+        // Nothing reads its value.
+        beside(Tensor::empty([1], (&self.device, element)), anchor).require_grad()
     }
 
     /// Those of `rows` that have to be gathered, sorted.
@@ -313,9 +314,9 @@ impl Core {
 
     /// The rows of a module's parameters, one for each use.
     fn rows_of<M: Module>(&self, module: &M) -> Vec<usize> {
-        declared(module)
-            .iter()
-            .filter_map(|parameter| self.rows.get(&parameter.id).copied())
+        let identities = identities(module).into_iter();
+        identities
+            .filter_map(|id| self.rows.get(&id).copied())
             .collect()
     }
 

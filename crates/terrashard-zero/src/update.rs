@@ -140,26 +140,30 @@ impl BucketStates {
         (device, host)
     }
 
-    /// Updates the states and returns the parameters in the type of the computation, where `parameter` was.
+    /// Updates the states and returns the parameters, where `parameter` was: in the type of the computation, or on a device
+    /// that is not host memory in that of the master weights, whose memory they then share.
     ///
     /// # Shapes
     /// All `[len]`. `parameter` may be left out where all master weights are separate.
+    ///
+    /// # Errors
+    /// [`Error::Compute`].
     pub(crate) fn update(
         &mut self,
         update: &Update,
         parameter: Option<Resident>,
         gradient: Tensor<1>,
-    ) -> Resident {
+    ) -> Result<Resident> {
         let in_host = matches!(parameter, Some(Resident::Host(_)));
         let parameter = parameter.map(|resident| resident.into_tensor(&self.device));
         let updated = if self.split == self.len {
             let value = self.update_host(update, parameter, gradient);
-            return match in_host {
+            return Ok(match in_host {
                 true => Resident::Host(value),
                 false => Resident::Device(Resident::Host(value).into_tensor(&self.device)),
-            };
+            });
         } else if self.split == 0 {
-            self.update_device(update, parameter, gradient)
+            self.update_device(update, parameter, gradient)?
         } else {
             let (first, second) = cut(parameter, self.split, self.len);
             let (host_gradient, device_gradient) = cut(Some(gradient), self.split, self.len);
@@ -167,13 +171,14 @@ impl BucketStates {
             let (host_gradient, device_gradient) = gradients.expect("there was a gradient to cut");
             let host = self.update_host(update, first, host_gradient);
             let host = Resident::Host(host).into_tensor(&self.device);
-            let on_device = self.update_device(update, second, device_gradient);
+            let on_device = self.update_device(update, second, device_gradient)?;
+            let on_device = on_device.cast(host.dtype());
             Tensor::cat(vec![host, on_device], 0)
         };
-        match in_host {
-            true => Resident::Host(updated.into_data()),
+        Ok(match in_host {
+            true => Resident::Host(updated.cast(dtype(update.compute)).into_data()),
             false => Resident::Device(updated),
-        }
+        })
     }
 
     fn update_host(
@@ -191,7 +196,7 @@ impl BucketStates {
         update: &Update,
         parameter: Option<Tensor<1>>,
         gradient: Tensor<1>,
-    ) -> Tensor<1> {
+    ) -> Result<Tensor<1>> {
         if self.device != Device::flex() {
             return update.on_device(&mut self.on_device, parameter, gradient);
         }
@@ -200,7 +205,7 @@ impl BucketStates {
         let updated = update.in_host_memory(&mut part, parameter, &gradient.into_data());
         let lift = |data: TensorData| Resident::Host(data).into_tensor(&self.device);
         self.on_device = part.map(lift);
-        lift(updated)
+        Ok(lift(updated))
     }
 }
 
@@ -252,6 +257,11 @@ fn select_mut<X>(part: &mut Part<X>, kind: StateKind) -> &mut Option<X> {
 
 /// Some of the elements, in memory of their own.
 fn own(values: Tensor<1>, range: Range<usize>) -> Tensor<1> {
+    // There, updates are made in place.
+    #[cfg(feature = "tch")]
+    if let Some(own) = crate::libtorch::owned(&values.clone().slice(range.clone())) {
+        return own;
+    }
     match range.len() == values.dims()[0] {
         true => values,
         false => join(vec![values.slice(range)]),

@@ -2,31 +2,22 @@
 //! their gradients during backward and updates its shard.
 
 use std::cmp::Ordering;
-use std::collections::VecDeque;
 use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::mpsc;
-use std::thread;
 
 use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use terrashard_collectives::{Communicator, Pending};
+use terrashard_collectives::Communicator;
 
 use crate::config::{Reduction, ZeroConfig};
 use crate::decision::{Origin, Progress, StepOutcome};
 use crate::error::{Error, Result};
-use crate::packing::unpack_whole;
 use crate::parameters::dtype;
 use crate::policy::Extent;
 use crate::reading::read_f64;
-use crate::rule::Update;
 use crate::setup::Initial;
-use crate::sharded_parameters::{Core, ShardedParameters, Trained};
+use crate::sharded_parameters::{ShardedParameters, Trained};
 use crate::update::BucketStates;
-use crate::values::{Held, Resident};
-
-/// Parameter gathers that may travel at once after an update.
-const IN_FLIGHT: usize = 2;
 
 /// Bytes that a rank holds, counted on its tensors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -145,6 +136,20 @@ impl ZeroOptimizer {
     /// [`Error::NonFinite`] where [`ZeroConfig::nonfinite`] says so, [`Error::Unused`], [`Error::MicroBatches`]
     /// without a micro-batch before, [`Error::Collective`], [`Error::Device`].
     pub fn step(&mut self, lr: f64, scalars: &[f64]) -> Result<StepOutcome> {
+        let device = &self.parameters.0.device;
+        let scalars = TensorData::from(scalars);
+        self.step_with(lr, Tensor::from_data(scalars, (device, DType::F64)))
+    }
+
+    /// [`Self::step`] with scalars that are on the device: nothing waits for them on the way. They are added up in double
+    /// precision, whatever their type.
+    ///
+    /// # Shapes
+    /// `scalars`: `[any]`, on the plain device.
+    ///
+    /// # Errors
+    /// Those of [`Self::step`].
+    pub fn step_with(&mut self, lr: f64, scalars: Tensor<1>) -> Result<StepOutcome> {
         let core = self.parameters.0.clone();
         // What was gathered ahead and not used would be older than the parameters after this step.
         core.gathers().settle()?;
@@ -154,16 +159,7 @@ impl ZeroOptimizer {
             Reduction::Mean => 1.0 / (core.groups.world.ranks() * micro_batches) as f64,
         };
         let factor = mean / self.progress.scale();
-        let squares = self.own_sum_of_squares(&gradients)?;
-        let finite = squares.is_finite();
-        // Ranks that hold the same shards have the same squares, so one of them counts.
-        let counts = finite && core.groups.speaks();
-        let mut message = vec![
-            if counts { squares } else { 0.0 },
-            if finite { 0.0 } else { 1.0 },
-        ];
-        message.extend_from_slice(scalars);
-        let sums = self.parameters.sum_over_ranks(message)?;
+        let sums = self.sums(&gradients, scalars)?;
         let norm = sums[0].sqrt() * factor;
         let failed = sums[1] > 0.0;
         let scalars = sums[2..].to_vec();
@@ -258,6 +254,37 @@ impl ZeroOptimizer {
         }
     }
 
+    /// The sum of squares of all gradients, how many ranks have one that is not finite, and the sums of `scalars`; over all
+    /// ranks. Where the device computes by itself, this is where the host waits for it, once. Collective.
+    fn sums(&self, gradients: &[Tensor<1>], scalars: Tensor<1>) -> Result<Vec<f64>> {
+        #[cfg(feature = "tch")]
+        {
+            let own = gradients.iter().enumerate();
+            let own = own.map(|(bucket, gradient)| self.own_chunk(bucket, gradient.clone()));
+            let own: Vec<_> = own.collect();
+            let groups = &self.parameters.0.groups;
+            if let Some(message) = crate::libtorch::message(&own, groups.speaks(), &scalars)? {
+                let sums = read_f64(groups.world.all_reduce(message)?.wait()?)?;
+                // Squares may overflow before the gradients do: then all ranks look again, closer.
+                if sums[1] == 0.0 {
+                    return Ok(sums);
+                }
+            }
+        }
+        let squares = self.own_sum_of_squares(gradients)?;
+        let finite = squares.is_finite();
+        // Ranks that hold the same shards have the same squares, so one of them counts.
+        let counts = finite && self.parameters.0.groups.speaks();
+        let mut message = vec![
+            if counts { squares } else { 0.0 },
+            if finite { 0.0 } else { 1.0 },
+        ];
+        if scalars.dims()[0] > 0 {
+            message.extend(read_f64(scalars)?);
+        }
+        self.parameters.sum_over_ranks(message)
+    }
+
     /// The sum of squares of this rank's shard. Each element of the model is in one rank's sum, and each sum runs over
     /// the same elements at every stage, so that the norm is the same bit by bit.
     fn own_sum_of_squares(&self, gradients: &[Tensor<1>]) -> Result<f64> {
@@ -335,166 +362,5 @@ impl ZeroOptimizer {
             before += bucket.pieces.len();
         }
         Ok(None)
-    }
-
-    /// Updates every bucket. One thread updates while this one prepares the next bucket and lets the updated
-    /// parameters travel.
-    fn update(&mut self, gradients: Vec<Tensor<1>>, lr: f64, gradient_factor: f64) -> Result<()> {
-        let core = self.parameters.0.clone();
-        let config = &core.config;
-        let step = self.progress.steps + 1;
-        let states = std::mem::take(&mut self.states);
-        let mut gathers = Gathers {
-            optimizer: self,
-            in_flight: VecDeque::new(),
-        };
-        let jobs = states.into_iter().zip(gradients).enumerate();
-        let jobs = jobs.map(|(index, (states, gradient))| {
-            let bucket = &core.table.buckets()[index];
-            let group = config.group(bucket.group);
-            Job {
-                bucket: index,
-                parameter: to_update(&core, index, &states),
-                states,
-                gradient,
-                update: Update {
-                    rule: config.optimizer,
-                    lr: lr * group.lr_factor,
-                    weight_decay: group.weight_decay,
-                    step,
-                    gradient_factor,
-                    ema: config.ema,
-                    compute: config.precision.compute(),
-                },
-            }
-        });
-        if !config.overlap || core.table.buckets().len() < 2 {
-            for job in jobs {
-                gathers.finish(job.run())?;
-            }
-            return gathers.settle(0);
-        }
-        thread::scope(|scope| {
-            let (to_do, work) = mpsc::sync_channel::<Job>(1);
-            let (done, results) = mpsc::channel();
-            scope.spawn(move || {
-                for job in work {
-                    // Nobody listens after a failure.
-                    if done.send(job.run()).is_err() {
-                        return;
-                    }
-                }
-            });
-            for job in jobs {
-                while let Ok(updated) = results.try_recv() {
-                    gathers.finish(updated)?;
-                }
-                if to_do.send(job).is_err() {
-                    break;
-                }
-            }
-            drop(to_do);
-            for updated in results {
-                gathers.finish(updated)?;
-            }
-            gathers.settle(0)
-        })
-    }
-
-    /// Makes a bucket's buffer `[ranks * chunk]` the values of its parameters, all held whole.
-    pub(crate) fn store(&self, bucket: usize, buffer: Tensor<1>) {
-        let core = &self.parameters.0;
-        let bucket = &core.table.buckets()[bucket];
-        let flats = unpack_whole(&core.table, bucket, buffer);
-        let mut values = core.values_mut();
-        for (piece, flat) in bucket.pieces.iter().zip(flats) {
-            values.rows[piece.row] = Held::Whole(flat);
-        }
-    }
-}
-
-/// One bucket's update.
-struct Job {
-    bucket: usize,
-    states: BucketStates,
-    parameter: Option<Resident>,
-    gradient: Tensor<1>,
-    update: Update,
-}
-
-/// A bucket after its update: its parameters in the stage's extent.
-struct Updated {
-    bucket: usize,
-    states: BucketStates,
-    parameter: Resident,
-}
-
-impl Job {
-    fn run(self) -> Updated {
-        let Self {
-            bucket,
-            mut states,
-            parameter,
-            gradient,
-            update,
-        } = self;
-        let parameter = states.update(&update, parameter, gradient);
-        Updated {
-            bucket,
-            states,
-            parameter,
-        }
-    }
-}
-
-/// The parameters that a bucket's update works on: its chunk is taken out of the values, whole parameters are packed.
-/// None where the master weights are all separate.
-fn to_update(core: &Core, index: usize, states: &BucketStates) -> Option<Resident> {
-    let chunk = core.values_mut().chunks[index].take();
-    if chunk.is_some() || states.has_all_masters() {
-        return chunk;
-    }
-    Some(Resident::Device(core.bucket_parameter(index)))
-}
-
-/// Puts updated buckets back and gathers whole parameters.
-struct Gathers<'a> {
-    optimizer: &'a mut ZeroOptimizer,
-    in_flight: VecDeque<(usize, Pending)>,
-}
-
-impl Gathers<'_> {
-    fn finish(&mut self, updated: Updated) -> Result<()> {
-        let core = self.optimizer.parameters.0.clone();
-        let Updated {
-            bucket,
-            states,
-            parameter,
-        } = updated;
-        // Buckets come back in order.
-        self.optimizer.states.push(states);
-        if core.sharded_bucket(bucket) {
-            core.values_mut().chunks[bucket] = Some(parameter);
-            return Ok(());
-        }
-        let parameter = parameter.into_tensor(&core.device);
-        match core.policy.extent {
-            Extent::Whole => self.optimizer.store(bucket, parameter),
-            Extent::Shard => {
-                let pending = core.groups.shards.all_gather(parameter)?;
-                self.in_flight.push_back((bucket, pending));
-                self.settle(if core.config.overlap { IN_FLIGHT } else { 0 })?;
-            }
-        }
-        Ok(())
-    }
-
-    fn settle(&mut self, limit: usize) -> Result<()> {
-        while self.in_flight.len() > limit
-            && let Some((bucket, pending)) = self.in_flight.pop_front()
-        {
-            self.optimizer.store(bucket, pending.wait()?);
-        }
-        Ok(())
     }
 }
