@@ -36,7 +36,7 @@ fn main() -> Result<()> {
         );
     }
 
-    let test = evaluation::test(&config, run.root(), 2, Display::Auto)?;
+    let test = evaluation::test(&config, run.root(), Device::Cpu, 2, Display::Auto)?;
     println!(
         "IoU {:.3}, near the shore {:.3}",
         test.scores.iou.unwrap_or(0.0),

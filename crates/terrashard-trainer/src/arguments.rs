@@ -6,7 +6,7 @@ use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
 use crate::config::Device;
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// Trains, tests and runs Sentinel-2 super-resolution segmentation models on sharded model states.
 #[derive(Debug, Parser)]
@@ -53,9 +53,9 @@ pub struct ConfigFlags {
     /// ZeRO stage [default: the configuration's `zero.stage`]
     #[arg(long, value_name = "S")]
     pub stage: Option<u8>,
-    /// Where tensors are
-    #[arg(long, value_enum, default_value = "cpu")]
-    pub device: DeviceFlag,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub device: DeviceFlags,
     /// Set a key of the configuration, the value in TOML: `--set zero.stage=1`
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub set: Vec<String>,
@@ -70,30 +70,50 @@ impl ConfigFlags {
     }
 }
 
+/// What computes.
+#[derive(Debug, Clone, Copy, Default, Args)]
+pub struct DeviceFlags {
+    /// Where tensors are; GPUs need a build with LibTorch
+    #[arg(long, value_enum, default_value = "cpu")]
+    pub device: DeviceFlag,
+    /// What computes on the processor: burn's own, or LibTorch in a build that has it
+    #[arg(long, value_enum, default_value = "flex")]
+    pub backend: BackendFlag,
+}
+
 /// `--device`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub enum DeviceFlag {
-    /// The processor.
+    /// The processor
     #[default]
     Cpu,
-    /// NVIDIA GPUs.
-    #[value(hide = true)]
+    /// NVIDIA GPUs, one for each rank
     Cuda,
 }
 
-impl DeviceFlag {
-    /// The device, if this build has it.
+/// `--backend`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum BackendFlag {
+    /// burn's own
+    #[default]
+    Flex,
+    /// LibTorch
+    Tch,
+}
+
+impl DeviceFlags {
+    /// The device, if this build and this machine have it.
     ///
     /// # Errors
-    /// [`Error::NotSupported`].
+    /// [`Error::NotInBuild`], [`Error::NoGpu`].
     pub fn device(self) -> Result<Device> {
-        match self {
-            DeviceFlag::Cpu => Ok(Device::Cpu),
-            DeviceFlag::Cuda => Err(Error::NotSupported {
-                key: "--device cuda".into(),
-                remedy: "use `--device cpu`".into(),
-            }),
-        }
+        let device = match (self.device, self.backend) {
+            (DeviceFlag::Cuda, _) => Device::Cuda,
+            (DeviceFlag::Cpu, BackendFlag::Flex) => Device::Cpu,
+            (DeviceFlag::Cpu, BackendFlag::Tch) => Device::CpuLibTorch,
+        };
+        device.check()?;
+        Ok(device)
     }
 }
 
@@ -171,9 +191,9 @@ pub struct PredictArguments {
     /// Keep the shards of stage 3 in host memory
     #[arg(long)]
     pub offload: bool,
-    /// Where tensors are
-    #[arg(long, value_enum, default_value = "cpu")]
-    pub device: DeviceFlag,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub device: DeviceFlags,
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,
@@ -380,9 +400,6 @@ mod tests {
             let asked = Arguments::try_parse_from(line).expect_err("help is no command");
             asked.to_string()
         };
-        for command in ["fit", "test", "predict"] {
-            assert!(!help(command).contains("cuda"), "{}", help(command));
-        }
         assert!(help("test").contains("a shard of the weights"));
         assert!(!help("fit").contains("a shard of the weights"));
     }

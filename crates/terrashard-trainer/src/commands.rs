@@ -11,7 +11,7 @@ use crate::arguments::{
     Arguments, Command, ConfigFlags, ExportArguments, FitArguments, InfoArguments, PlanArguments,
     PredictArguments, ReportArguments, TestArguments, VerifyArguments,
 };
-use crate::config::{Config, Ranks, Resume};
+use crate::config::{Config, Device, Ranks, Resume};
 use crate::console::{print, tell};
 use crate::error::{Error, Result};
 use crate::export::Weights;
@@ -110,13 +110,14 @@ fn test(arguments: TestArguments) -> Result<()> {
         json,
         quiet,
     } = arguments;
-    flags.device.device()?;
+    let device = flags.device.device()?;
     let config = load(&path, &flags)?;
     let checkpoint = checkpoint.unwrap_or_else(|| RunDirectory::for_config(&path).root().into());
     let record = evaluation::test(
         &config,
         &checkpoint,
-        threads(config.zero.ranks),
+        device,
+        threads(config.zero.ranks, device),
         display(quiet),
     )?;
     let run = RunDirectory::new(&checkpoint);
@@ -203,7 +204,7 @@ fn predict(arguments: PredictArguments) -> Result<()> {
         json,
         quiet,
     } = arguments;
-    device.device()?;
+    let device = device.device()?;
     let stage = Stage::try_from(stage).map_err(|_| Error::invalid("--stage", stage, "0 to 3"))?;
     if offload && stage != Stage::Three {
         return Err(Error::invalid("--offload", true, "`--stage 3` beside it"));
@@ -223,7 +224,8 @@ fn predict(arguments: PredictArguments) -> Result<()> {
         checkpoint,
         memory,
         overlap,
-        ranks: threads(ranks.map_or(Ranks::Auto, Ranks::Count)),
+        device,
+        ranks: threads(ranks.map_or(Ranks::Auto, Ranks::Count), device),
         placement: Placement {
             stage,
             offload,
@@ -396,11 +398,13 @@ fn display(quiet: bool) -> Display {
     if quiet { Display::Quiet } else { Display::Auto }
 }
 
-/// Threads for windows, which are independent of each other: as many as asked for, or one for each core.
-fn threads(ranks: Ranks) -> usize {
-    match ranks {
-        Ranks::Count(count) => count,
-        Ranks::Auto => thread::available_parallelism().map_or(1, usize::from),
+/// Threads for windows, which are independent of each other: as many as asked for, or one for each core. A GPU needs no more
+/// than one that tells it what to do.
+fn threads(ranks: Ranks, device: Device) -> usize {
+    match (ranks, device) {
+        (Ranks::Count(count), _) => count,
+        (Ranks::Auto, Device::Cuda) => 1,
+        (Ranks::Auto, _) => thread::available_parallelism().map_or(1, usize::from),
     }
 }
 

@@ -4,6 +4,7 @@
 //! Paths are relative to the configuration's own folder and become absolute when it is loaded.
 
 mod batch;
+mod device;
 mod keys;
 mod sections;
 mod train;
@@ -12,8 +13,9 @@ mod validate;
 mod zero;
 
 pub use batch::Batch;
+pub use device::Device;
 pub use sections::{
-    CheckpointSection, Config, DataSection, Device, HighresSection, LogSection, Resume, SceneEntry,
+    CheckpointSection, Config, DataSection, HighresSection, LogSection, Resume, SceneEntry,
 };
 pub use terrashard_data::{Band, Region, Scaling, Selection};
 pub use terrashard_layout::Offload;

@@ -85,6 +85,21 @@ pub enum Error {
         /// What to do instead.
         remedy: String,
     },
+    /// A flag for what this build was built without.
+    #[error(
+        "`{flag}` is not in this build; build it with `--features terrashard-trainer/nccl`, and `cargo xtask libtorch` sets up \
+         what that needs"
+    )]
+    NotInBuild {
+        /// The flag with its value.
+        flag: String,
+    },
+    /// LibTorch finds no GPU.
+    #[error(
+        "`--device cuda` finds no gpu: check that `nvidia-smi` lists one, that CUDA_VISIBLE_DEVICES does not hide it, and that \
+         the LibTorch in LD_LIBRARY_PATH is one for CUDA"
+    )]
+    NoGpu,
     /// Another process trains into the same run directory.
     #[error("failed to start in {}: another `fit` is running there; wait for it or choose another `--run`", path.display())]
     RunBusy {

@@ -4,13 +4,12 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use burn::tensor::Device;
 use terrashard_data::baseline::{self, Score, Upsampling};
 use terrashard_data::{BandSelection, Comparison, ConfusionMatrix, Fidelity, Rows, Scene, bicubic};
 use terrashard_layout::Offload;
 use terrashard_raster::{Samples, Window};
 
-use crate::config::{Band, Config, HighresSection};
+use crate::config::{Band, Config, Device, HighresSection};
 use crate::dataset::Dataset;
 use crate::error::{Error, Result};
 use crate::mapping::{Layers, Mapping, Receive};
@@ -29,6 +28,7 @@ use crate::training::same_scenes;
 pub fn test(
     config: &Config,
     checkpoint: &Path,
+    device: Device,
     ranks: usize,
     display: Display,
 ) -> Result<TestRecord> {
@@ -78,7 +78,8 @@ pub fn test(
         }
         false => Dataset::open(config)?,
     };
-    let device = Device::flex();
+    // Threads share the first GPU and the model on it.
+    let device = device.of_rank(0, ranks)?;
     let placement = Placement {
         stage: config.zero.stage,
         offload: config.zero.offload == Offload::Parameters,

@@ -4,13 +4,13 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
-use burn::tensor::Device;
 use serde::Serialize;
 use terrashard_data::{BandSelection, Rows, Scene, SceneOptions, image_spec, prediction_spec};
 use terrashard_models::SUPERRES_CHANNELS;
 use terrashard_raster::{GeoTiffSink, RasterSink, RasterSpec};
 
 use crate::band_stack::{self, BandFile};
+use crate::config::Device;
 use crate::dataset::scene_options;
 use crate::error::{Error, Result};
 use crate::mapping::{Layers, Mapping, Receive};
@@ -37,6 +37,8 @@ pub struct PredictOptions {
     pub memory: Option<u64>,
     /// Pixels of the image that neighbouring windows share, in place of the checkpoint's.
     pub overlap: Option<usize>,
+    /// Where tensors are.
+    pub device: Device,
     /// Ranks, each a thread.
     pub ranks: usize,
     /// Where the weights are kept.
@@ -106,7 +108,8 @@ pub fn predict(options: &PredictOptions) -> Result<Prediction> {
             return Err(Error::invalid("--image", image.display(), expected));
         }
     }
-    let device = Device::flex();
+    // Threads share the first GPU and the model on it.
+    let device = options.device.of_rank(0, options.ranks)?;
     let weights = Weights::new(&trained, options.placement, &device)?;
     let overlap = options.overlap.unwrap_or(trained.overlap);
     if overlap >= trained.tile {

@@ -69,6 +69,7 @@ struct Plan<'a> {
     config: &'a Config,
     /// Where the training is written down; none for a trial of some steps.
     run: Option<&'a RunDirectory>,
+    device: Device,
     display: Display,
     precision: Precision,
     batch: Batch,
@@ -131,6 +132,7 @@ pub fn fit(config: &Config, options: &FitOptions) -> Result<Fitted> {
     let plan = Plan {
         config,
         run: Some(&options.run),
+        device: options.device,
         display: options.display,
         precision: settings::precision(config),
         batch,

@@ -143,14 +143,6 @@ pub struct SceneEntry {
     pub highres: Option<PathBuf>,
 }
 
-/// Where the tensors are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Device {
-    /// The processor.
-    Cpu,
-}
-
 /// `[checkpoint]`: when the run is saved, and where it starts.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]

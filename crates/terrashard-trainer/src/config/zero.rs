@@ -185,7 +185,7 @@ impl Ranks {
     pub fn count(self, device: Device) -> usize {
         match (self, device) {
             (Ranks::Count(count), _) => count,
-            (Ranks::Auto, Device::Cpu) => 1,
+            (Ranks::Auto, _) => device.gpus().max(1),
         }
     }
 }

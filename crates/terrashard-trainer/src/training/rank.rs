@@ -80,7 +80,8 @@ impl<'a> Rank<'a> {
         let communicator = MeteredCommunicator::new(communicator);
         let clock = StepClock::new(communicator.waited());
         let communicator: Arc<dyn Communicator> = Arc::new(communicator);
-        let device = Device::flex();
+        let (rank, ranks) = (communicator.rank(), communicator.ranks());
+        let device = plan.device.of_rank(rank, ranks)?;
         let model = config.model.init(&device)?;
         let values = |name: &str, shape: &[usize]| initial_value(name, shape, seed);
         let parameters = declared(&model);
@@ -195,12 +196,12 @@ impl<'a> Rank<'a> {
         let train = &self.plan.config.train;
         let lr = learning_rate(train, self.plan.steps, self.optimizer.steps() + 1);
         let (became, sums) = if nothing {
-            (Became::NoValidPixel, vec![0.0; sums.0.len()])
+            (Became::NoValidPixel, vec![0.0; Terms::COUNT])
         } else {
-            let optimizer = &mut self.optimizer;
+            let (optimizer, sums) = (&mut self.optimizer, sums.on(&self.device));
             let outcome = self
                 .clock
-                .measure(Phase::Optimizer, || optimizer.step(lr, &sums.0));
+                .measure(Phase::Optimizer, || optimizer.step_with(lr, sums));
             match outcome.map_err(|error| diverged(self.plan, step, &window, error))? {
                 StepOutcome::Applied { norm, scalars, .. } => (Became::Applied { norm }, scalars),
                 StepOutcome::Skipped {

@@ -1,24 +1,40 @@
 //! The terms of the loss over a step.
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Device, Tensor};
 use terrashard_models::Losses;
 
-/// The terms of the loss, summed over micro-batches and then ranks: total, segmentation, affinity, L1.
+/// The terms of the loss, summed over micro-batches and then ranks: total, segmentation, affinity, L1. They stay on the device,
+/// which goes on without waiting for anyone to read them.
 #[derive(Debug, Default)]
-pub(super) struct Terms(pub(super) [f64; 4]);
+pub(super) struct Terms(Option<Tensor<1>>);
 
 impl Terms {
+    /// How many there are.
+    pub(super) const COUNT: usize = 4;
+
     pub(super) fn add(&mut self, losses: &Losses) {
-        let value = |term: &Tensor<1>| term.clone().into_scalar::<f64>();
-        let terms = [
-            Some(&losses.total),
-            Some(&losses.segmentation),
-            losses.affinity.as_ref(),
-            losses.l1.as_ref(),
+        let total = losses.total.clone().inner();
+        let term = |term: &Option<Tensor<1>>| match term {
+            Some(term) => term.clone().inner(),
+            None => total.zeros_like(),
+        };
+        let terms = vec![
+            total.clone(),
+            losses.segmentation.clone().inner(),
+            term(&losses.affinity),
+            term(&losses.l1),
         ];
-        for (sum, term) in self.0.iter_mut().zip(terms) {
-            *sum += term.map_or(0.0, value);
-        }
+        let terms = Tensor::cat(terms, 0).cast(DType::F64);
+        self.0 = Some(match self.0.take() {
+            Some(sums) => sums + terms,
+            None => terms,
+        });
+    }
+
+    /// The sums, `[COUNT]`; zeros where nothing was added.
+    pub(super) fn on(self, device: &Device) -> Tensor<1> {
+        self.0
+            .unwrap_or_else(|| Tensor::zeros([Self::COUNT], (device, DType::F64)))
     }
 
     /// The terms that a configuration's model has beside the total, by name; none where there is but one.

@@ -107,7 +107,7 @@ pub fn verify(config: &Config, device: Device, steps: u64) -> Result<Verificatio
         let (to_got, got) = sync_channel(0);
         let chips = &chips;
         let trial = |config, ranks, batch, sender| {
-            scope.spawn(move || train(config, ranks, batch, chips, steps, &sender))
+            scope.spawn(move || train(config, device, (ranks, batch), chips, steps, &sender))
         };
         let reference = trial(&plain, reference_ranks, reference_batch, to_expected);
         let trained = trial(config, ranks, batch, to_got);
@@ -168,8 +168,8 @@ type Tensors = Vec<(String, Vec<f64>)>;
 /// Trains and sends the parameters after each step; returns the number of steps that changed them.
 fn train(
     config: &Config,
-    ranks: usize,
-    batch: Batch,
+    device: Device,
+    (ranks, batch): (usize, Batch),
     chips: &Arc<Chips>,
     steps: u64,
     to: &SyncSender<Tensors>,
@@ -177,6 +177,7 @@ fn train(
     let plan = Plan {
         config,
         run: None,
+        device,
         display: Display::Quiet,
         precision: match settings::precision(config) {
             terrashard_zero::Precision::F32 => terrashard_zero::Precision::F64,

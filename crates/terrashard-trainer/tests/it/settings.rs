@@ -72,6 +72,53 @@ fn verify_finds_every_setting_equal_to_plain_training() {
     ]);
 }
 
+/// Both trainings on LibTorch, and LibTorch's own against that of burn's backend, which rounds otherwise.
+#[cfg(feature = "tch")]
+#[test]
+fn libtorch_trains_tests_and_predicts_on_the_processor() {
+    let scenario = Scenario::new();
+    let settings = ["zero.ranks=2", "zero.stage=3", "train.clip_norm=0.5"];
+    let found = verify(&config(&scenario, &settings), Device::CpuLibTorch, 3).unwrap();
+    assert!(found.equal, "{found:?}");
+
+    let fit = |run: &str, backend: &str| -> Vec<f64> {
+        let arguments = ["fit", "run.toml", "--run", run, "--backend", backend];
+        let arguments = [&arguments[..], &["--quiet", "--stop-after", "3"]].concat();
+        let output = scenario.terrashard(&arguments);
+        assert!(output.status.success(), "{output:?}");
+        let metrics = std::fs::read_to_string(scenario.path(run).join("metrics.jsonl")).unwrap();
+        let steps = metrics
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap());
+        steps
+            .map(|step: Value| step["loss"].as_f64().unwrap())
+            .collect()
+    };
+    let (flex, torch) = (fit("flex", "flex"), fit("torch", "tch"));
+    assert_eq!((flex.len(), torch.len()), (3, 3));
+    for (a, b) in flex.iter().zip(&torch) {
+        assert!((a - b).abs() < 1e-3 * b, "{flex:?} and {torch:?}");
+    }
+    assert_ne!(flex, torch, "no two ways of adding round alike everywhere");
+    let test = |backend: &str| {
+        let arguments = [
+            "test",
+            "run.toml",
+            "--checkpoint",
+            "torch",
+            "--backend",
+            backend,
+        ];
+        let output = scenario.terrashard(&[&arguments[..], &["--json", "--quiet"]].concat());
+        assert!(output.status.success(), "{output:?}");
+        serde_json::from_slice::<Value>(&output.stdout).unwrap()
+    };
+    let (flex, torch) = (test("flex"), test("tch"));
+    assert_eq!(flex["valid_pixels"], torch["valid_pixels"]);
+    let iou = |record: &Value| record["iou"].as_f64().unwrap();
+    assert!((iou(&flex) - iou(&torch)).abs() < 1e-2, "{flex} {torch}");
+}
+
 #[test]
 fn verify_says_what_it_compared_with() {
     let scenario = Scenario::new();
@@ -170,7 +217,7 @@ fn sharded_weights_test_and_predict_as_whole_ones() {
     let tested = |settings: &[&str], ranks| {
         let config = config(&scenario, settings);
         let run = scenario.path("run");
-        evaluation::test(&config, &run, ranks, Display::Quiet)
+        evaluation::test(&config, &run, Device::Cpu, ranks, Display::Quiet)
             .unwrap()
             .scores
     };

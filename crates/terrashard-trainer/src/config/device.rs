@@ -1,0 +1,141 @@
+//! Where tensors are: the processor or GPUs, and what computes there.
+
+use burn::tensor;
+
+use crate::error::{Error, Result};
+
+/// Where tensors are, and what computes there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Device {
+    /// The processor, by burn's own backend.
+    #[default]
+    Cpu,
+    /// The processor, by LibTorch.
+    CpuLibTorch,
+    /// NVIDIA GPUs, by LibTorch: one for each rank.
+    Cuda,
+}
+
+impl Device {
+    /// Whether this build and this machine have it.
+    ///
+    /// # Errors
+    /// [`Error::NotInBuild`], [`Error::NoGpu`].
+    pub fn check(self) -> Result<()> {
+        match self {
+            Self::Cpu => Ok(()),
+            Self::CpuLibTorch => libtorch::check("--backend tch"),
+            Self::Cuda => {
+                libtorch::check("--device cuda")?;
+                match self.gpus() {
+                    0 => Err(Error::NoGpu),
+                    _ => Ok(()),
+                }
+            }
+        }
+    }
+
+    /// GPUs that this process sees; none where it computes on the processor.
+    pub fn gpus(self) -> usize {
+        match self {
+            Self::Cpu | Self::CpuLibTorch => 0,
+            Self::Cuda => libtorch::gpus(),
+        }
+    }
+
+    /// Where a rank of this host computes, of `ranks` that share its processor.
+    ///
+    /// # Errors
+    /// [`Error::NotInBuild`], [`Error::NoGpu`].
+    pub fn of_rank(self, local_rank: usize, ranks: usize) -> Result<tensor::Device> {
+        self.check()?;
+        Ok(match self {
+            Self::Cpu => tensor::Device::flex(),
+            Self::CpuLibTorch => libtorch::cpu(ranks),
+            Self::Cuda if local_rank < self.gpus() => libtorch::gpu(local_rank),
+            Self::Cuda => {
+                return Err(Error::invalid(
+                    "--ranks",
+                    format!("rank {local_rank} of this host"),
+                    format!("at most {}, one for each gpu", self.gpus()),
+                ));
+            }
+        })
+    }
+}
+
+#[cfg(feature = "tch")]
+mod libtorch {
+    use super::*;
+
+    pub(super) fn check(_: &str) -> Result<()> {
+        Ok(())
+    }
+
+    pub(super) fn gpus() -> usize {
+        // Where LibTorch's part for GPUs cannot be had, none can be used.
+        if terrashard_torch::load_cuda().is_err() {
+            return 0;
+        }
+        usize::try_from(terrashard_torch::tch::Cuda::device_count()).unwrap_or(0)
+    }
+
+    pub(super) fn cpu(ranks: usize) -> tensor::Device {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = (cores / ranks.max(1)).max(1);
+        terrashard_torch::tch::set_num_threads(i32::try_from(threads).unwrap_or(1));
+        terrashard_torch::cpu()
+    }
+
+    pub(super) fn gpu(index: usize) -> tensor::Device {
+        terrashard_torch::gpu(index)
+    }
+}
+
+/// What a build without LibTorch says of it.
+#[cfg(not(feature = "tch"))]
+mod libtorch {
+    use super::*;
+
+    pub(super) fn check(flag: &str) -> Result<()> {
+        Err(Error::NotInBuild { flag: flag.into() })
+    }
+
+    pub(super) fn gpus() -> usize {
+        0
+    }
+
+    pub(super) fn cpu(_: usize) -> tensor::Device {
+        tensor::Device::flex()
+    }
+
+    pub(super) fn gpu(_: usize) -> tensor::Device {
+        tensor::Device::flex()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_processor_is_always_there() {
+        Device::Cpu.check().expect("no feature is needed");
+        assert_eq!(Device::Cpu.gpus(), 0);
+        let device = Device::Cpu.of_rank(3, 4).expect("threads share it");
+        assert_eq!(device, tensor::Device::flex());
+    }
+
+    #[cfg(not(feature = "tch"))]
+    #[test]
+    fn a_build_without_libtorch_says_which_is_needed() {
+        for (device, flag) in [
+            (Device::CpuLibTorch, "--backend tch"),
+            (Device::Cuda, "--device cuda"),
+        ] {
+            let message = device.check().expect_err("it is not there").to_string();
+            assert!(message.contains(flag), "{message}");
+            assert!(message.contains("terrashard-trainer/nccl"), "{message}");
+        }
+    }
+}
