@@ -4,6 +4,7 @@
 //! are threads of one process. Weights and batches follow from names and indices through an integer hash, the same as the
 //! peers', so that equal losses after equal numbers of steps prove equal work.
 
+mod device;
 pub mod job;
 pub mod peer;
 pub mod processes;

@@ -76,7 +76,11 @@ impl Peers {
 }
 
 fn environment(job: &Job) -> Vec<(&'static str, String)> {
-    let mut environment = vec![("PYTHONUNBUFFERED", "1".to_string())];
+    let mut environment = vec![
+        ("PYTHONUNBUFFERED", "1".to_string()),
+        // What our programs need of LibTorch's libraries, torch finds by itself.
+        ("LD_PRELOAD", String::new()),
+    ];
     if job.device != Device::Cuda {
         environment.push(("PEERS_CPU", "1".into()));
         environment.push(("DS_ACCELERATOR", "cpu".into()));

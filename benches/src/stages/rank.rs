@@ -16,6 +16,7 @@ use terrashard_zero::{
     ZeroConfig, ZeroOptimizer, declared,
 };
 
+use super::device;
 use super::job::{Device, Error, Job, Precision};
 use super::processes::{Program, RESULT};
 use super::silent::Silent;
@@ -97,111 +98,8 @@ fn threads(
     Ok(measured.drain(..).next())
 }
 
-/// What a build without LibTorch has of it.
-#[cfg(not(feature = "tch"))]
-mod device {
-    use super::*;
-
-    pub(super) fn libtorch(job: &Job) -> Result<tensor::Device, Error> {
-        Err(Error::Device {
-            device: job.device,
-            feature: match job.device {
-                Device::Flex | Device::Tch => "tch",
-                Device::Cuda => "nccl",
-            },
-        })
-    }
-
-    pub(super) fn gpus(job: &Job, _: Instant) -> Result<Option<Measured>, String> {
-        libtorch(job)
-            .map(|_| None)
-            .map_err(|error| error.to_string())
-    }
-
-    pub(super) fn prepare(_: Precision) -> Result<(), String> {
-        Ok(())
-    }
-
-    pub(super) fn forget_set_up(_: Option<usize>) {}
-
-    pub(super) fn peaks(_: Option<usize>) -> [Option<f64>; 2] {
-        [None; 2]
-    }
-}
-
-#[cfg(feature = "tch")]
-mod device {
-    use terrashard_torch::{Memory, tch};
-
-    use super::*;
-
-    pub(super) fn libtorch(job: &Job) -> Result<tensor::Device, Error> {
-        tch::set_num_threads(job.threads() as i32);
-        Ok(terrashard_torch::cpu())
-    }
-
-    /// This process's GPU, by its number among the processes of this host.
-    pub(super) fn gpus(job: &Job, began: Instant) -> Result<Option<Measured>, String> {
-        let number = |key: &str| std::env::var(key).ok().and_then(|text| text.parse().ok());
-        let gpu = number("LOCAL_RANK").unwrap_or(0);
-        if gpu as i64 >= tch::Cuda::device_count() {
-            let found = tch::Cuda::device_count();
-            return Err(format!("there is no gpu {gpu}: {found} found"));
-        }
-        let device = terrashard_torch::gpu(gpu);
-        if job.ranks > 1 {
-            return several(job, began, device, gpu);
-        }
-        let measured = local::run(1, |communicator| {
-            measure(
-                job,
-                began,
-                Arc::new(communicator),
-                device.clone(),
-                Some(gpu),
-            )
-        });
-        let mut measured = measured.map_err(|error| error.to_string())?;
-        Ok(measured.pop())
-    }
-
-    fn several(
-        job: &Job,
-        _: Instant,
-        _: tensor::Device,
-        _: usize,
-    ) -> Result<Option<Measured>, String> {
-        Err(format!("{} gpus need a build with nccl", job.ranks))
-    }
-
-    pub(super) fn prepare(precision: Precision) -> Result<(), String> {
-        let set = terrashard_torch::set_tf32(precision != Precision::Fp32);
-        set.map_err(|error| error.to_string())
-    }
-
-    /// Memory of the set-up counts no more.
-    pub(super) fn forget_set_up(gpu: Option<usize>) {
-        if let Some(gpu) = gpu {
-            // Peaks that cannot be reset cannot be read either, which is told then.
-            let _ = terrashard_torch::empty_cache();
-            let _ = Memory::reset_peak(gpu);
-        }
-    }
-
-    /// GiB that tensors held at most, and that were taken at most.
-    pub(super) fn peaks(gpu: Option<usize>) -> [Option<f64>; 2] {
-        let memory = gpu.and_then(|gpu| Memory::of(gpu).ok());
-        let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
-        let of = |bytes: fn(&Memory) -> u64| memory.as_ref().map(|memory| gib(bytes(memory)));
-        [
-            of(|memory| memory.allocated_peak),
-            of(|memory| memory.reserved_peak),
-        ]
-    }
-}
-
 /// Measures one rank. All ranks return the same but for the memory, of which each returns the largest.
-fn measure(
+pub(super) fn measure(
     job: &Job,
     began: Instant,
     communicator: Arc<dyn Communicator>,
@@ -272,8 +170,8 @@ fn median(values: &[f64]) -> f64 {
     }
 }
 
-/// What is the input of a step.
-type Data = (Tensor<4>, Targets);
+/// The input of a step: image, targets and their counts.
+type Data = (Tensor<4>, Targets, Normalizers);
 
 /// Some steps one after another.
 struct Timed {
@@ -322,7 +220,9 @@ impl<'a> Rank<'a> {
             Precision::Fp16 => DType::F16,
         };
         let config = workload::model(&self.job.model).expect("the model was made from it");
-        workload::batch(&config.config, px, samples, element, &self.device)
+        let (image, targets) = workload::batch(&config.config, px, samples, element, &self.device);
+        let normalizers = Normalizers::of(&targets);
+        (image, targets, normalizers)
     }
 
     fn parameters(&self) -> usize {
@@ -362,7 +262,10 @@ impl<'a> Rank<'a> {
     }
 
     /// Forward, losses, backward, update. The loss stays where it is.
-    fn step(&mut self, (image, targets): &Data) -> Result<Tensor<1>, terrashard_zero::Error> {
+    fn step(
+        &mut self,
+        (image, targets, normalizers): &Data,
+    ) -> Result<Tensor<1>, terrashard_zero::Error> {
         let scope = Blocks {
             optimizer: &self.optimizer,
             recompute: match self.job.sharding.recompute {
@@ -371,7 +274,7 @@ impl<'a> Rank<'a> {
             },
         };
         let maps = self.model.forward(image.clone(), &scope);
-        let losses = Loss::Focal.of(&maps, targets, &Normalizers::of(targets), &scope);
+        let losses = Loss::Focal.of(&maps, targets, normalizers, &scope);
         drop(maps);
         let total = losses.total.clone().inner();
         self.optimizer.backward(losses.total)?;

@@ -1,0 +1,155 @@
+//! What a rank computes on: LibTorch on the processor, or a GPU of its own.
+
+#[cfg(not(feature = "tch"))]
+pub(super) use without::*;
+
+#[cfg(feature = "tch")]
+pub(super) use libtorch::*;
+
+#[cfg(not(feature = "nccl"))]
+use super::job::{Device, Error};
+
+/// What a build lacks for a device.
+#[cfg(not(feature = "nccl"))]
+fn missing(device: Device) -> Error {
+    let feature = match device {
+        Device::Flex | Device::Tch => "terrashard-benches/tch",
+        Device::Cuda => "terrashard-benches/nccl",
+    };
+    Error::Device { device, feature }
+}
+
+/// What a build without LibTorch has of it.
+#[cfg(not(feature = "tch"))]
+mod without {
+    use std::time::Instant;
+
+    use burn::tensor;
+
+    use super::super::Measured;
+    use super::super::job::{Error, Job, Precision};
+    use super::missing;
+
+    pub(crate) fn libtorch(job: &Job) -> Result<tensor::Device, Error> {
+        Err(missing(job.device))
+    }
+
+    pub(crate) fn gpus(job: &Job, _: Instant) -> Result<Option<Measured>, String> {
+        libtorch(job)
+            .map(|_| None)
+            .map_err(|error| error.to_string())
+    }
+
+    pub(crate) fn prepare(_: Precision) -> Result<(), String> {
+        Ok(())
+    }
+
+    pub(crate) fn forget_set_up(_: Option<usize>) {}
+
+    pub(crate) fn peaks(_: Option<usize>) -> [Option<f64>; 2] {
+        [None; 2]
+    }
+}
+
+#[cfg(feature = "tch")]
+mod libtorch {
+    use std::sync::Arc;
+    use std::time::Instant;
+
+    use burn::tensor;
+    use terrashard_collectives::local;
+    use terrashard_torch::{Memory, tch};
+
+    use super::super::Measured;
+    use super::super::job::{Error, Job, Precision};
+    use super::super::rank::measure;
+
+    pub(crate) fn libtorch(job: &Job) -> Result<tensor::Device, Error> {
+        tch::set_num_threads(job.threads() as i32);
+        Ok(terrashard_torch::cpu())
+    }
+
+    /// This process's GPU, by its number among the processes of this host.
+    pub(crate) fn gpus(job: &Job, began: Instant) -> Result<Option<Measured>, String> {
+        terrashard_torch::load_cuda().map_err(|error| error.to_string())?;
+        if tch::Cuda::device_count() == 0 {
+            return Err("no gpu was found".into());
+        }
+        if job.ranks > 1 {
+            return several(job, began);
+        }
+        let measured = local::run(1, |communicator| {
+            let device = terrashard_torch::gpu(0);
+            measure(job, began, Arc::new(communicator), device, Some(0))
+        });
+        let mut measured = measured.map_err(|error| error.to_string())?;
+        Ok(measured.pop())
+    }
+
+    #[cfg(not(feature = "nccl"))]
+    fn several(job: &Job, _: Instant) -> Result<Option<Measured>, String> {
+        Err(super::missing(job.device).to_string())
+    }
+
+    /// This process is one of several, by its environment.
+    #[cfg(feature = "nccl")]
+    fn several(job: &Job, began: Instant) -> Result<Option<Measured>, String> {
+        use std::panic::{AssertUnwindSafe, catch_unwind};
+
+        use terrashard_collectives::Communicator;
+        use terrashard_collectives::bootstrap::Launched;
+        use terrashard_collectives::nccl::{NcclWorld, Options};
+
+        use super::super::processes::RESULT;
+
+        let failed = |error: terrashard_collectives::Error| error.to_string();
+        let launched = Launched::from_environment().map_err(failed)?;
+        let launched = launched.unwrap_or_else(Launched::alone);
+        let options = Options::from_environment().map_err(failed)?;
+        let world = NcclWorld::join(&launched, options).map_err(failed)?;
+        let own = || {
+            let communicator = Arc::new(world.communicator());
+            measure(job, began, communicator, world.device(), Some(world.gpu()))
+        };
+        // Memory that is used up is a panic, as everything is that burn cannot do.
+        let measured = catch_unwind(AssertUnwindSafe(own)).unwrap_or_else(|payload| {
+            let text = payload.downcast_ref::<String>().cloned();
+            let literal = payload.downcast_ref::<&str>().map(ToString::to_string);
+            Err(text.or(literal).unwrap_or_else(|| "a panic".into()))
+        });
+        match measured {
+            Ok(measured) => Ok((launched.rank == 0).then_some(measured)),
+            Err(error) => {
+                // The others wait for this rank. What it has to say comes before it ends with them.
+                println!("{RESULT}{}", serde_json::json!({ "error": error }));
+                world.communicator().abort(&error);
+                Err(error)
+            }
+        }
+    }
+
+    pub(crate) fn prepare(precision: Precision) -> Result<(), String> {
+        let set = terrashard_torch::set_tf32(precision != Precision::Fp32);
+        set.map_err(|error| error.to_string())
+    }
+
+    /// Memory of the set-up counts no more.
+    pub(crate) fn forget_set_up(gpu: Option<usize>) {
+        if let Some(gpu) = gpu {
+            // Peaks that cannot be reset cannot be read either, which is told then.
+            let _ = terrashard_torch::empty_cache();
+            let _ = Memory::reset_peak(gpu);
+        }
+    }
+
+    /// GiB that tensors held at most, and that were taken at most.
+    pub(crate) fn peaks(gpu: Option<usize>) -> [Option<f64>; 2] {
+        let memory = gpu.and_then(|gpu| Memory::of(gpu).ok());
+        let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
+        let of = |bytes: fn(&Memory) -> u64| memory.as_ref().map(|memory| gib(bytes(memory)));
+        [
+            of(|memory| memory.allocated_peak),
+            of(|memory| memory.reserved_peak),
+        ]
+    }
+}
