@@ -222,13 +222,15 @@ impl ModelBench {
 
 /// One side that runs when it is its turn.
 enum Side {
-    Ours {
-        model: Box<S2s2Net>,
-        image: Tensor<4>,
-        targets: Targets,
-        normalizers: Normalizers,
-    },
-    Peer(TorchModel),
+    Ours(Box<Ours>),
+    Peer(Box<TorchModel>),
+}
+
+struct Ours {
+    model: S2s2Net,
+    image: Tensor<4>,
+    targets: Targets,
+    normalizers: Normalizers,
 }
 
 impl Side {
@@ -238,24 +240,25 @@ impl Side {
             TensorData::new(hash::initial(name, shape), shape.to_vec())
         });
         let (image, targets) = bench.batch(&device);
-        Ok(Self::Ours {
-            model: Box::new(model),
+        Ok(Self::Ours(Box::new(Ours {
+            model,
             normalizers: Normalizers::of(&targets),
             image,
             targets,
-        })
+        })))
     }
 
     /// Milliseconds of forward with the losses, of forward and backward together, and the loss.
     fn turn(&mut self) -> Result<[f64; 3], Error> {
         match self {
             Self::Peer(peer) => Ok(peer.turn()?),
-            Self::Ours {
-                model,
-                image,
-                targets,
-                normalizers,
-            } => {
+            Self::Ours(ours) => {
+                let Ours {
+                    model,
+                    image,
+                    targets,
+                    normalizers,
+                } = ours.as_ref();
                 let start = Instant::now();
                 let maps = model.forward(image.clone(), &Plain::training());
                 let losses = Loss::Focal.of(&maps, targets, normalizers, &Plain::training());
@@ -315,7 +318,7 @@ pub fn time(
         sides.push(Side::ours(bench, *backend)?);
     }
     if let Some(peer) = peer {
-        sides.push(Side::Peer(bench.network(peer).start()?));
+        sides.push(Side::Peer(Box::new(bench.network(peer).start()?)));
     }
     let mut times: Vec<Times> = sides.iter().map(|_| Times::default()).collect();
     let warm_up = repetitions.div_ceil(5);

@@ -243,7 +243,7 @@ fn maps_by_blocks() {
                 true => of.labels(labels),
                 false => {
                     let count: usize = labels.iter().product();
-                    let label = |index: usize| u8::from(index % 3 == 0);
+                    let label = |index: usize| u8::from(index.is_multiple_of(3));
                     Labels::new((0..count).map(label).collect(), labels, &of.device)
                 }
             };

@@ -19,11 +19,11 @@
 //!
 //! # Invariants
 //! - Knows nothing of ranks: what has to be summed over them goes through [`SumOverRanks`].
-//! - No operation keeps a parameter (or an activation) in its backward state: it keeps the node's identity and asks the
-//!   checkpointer for the value, so that a parameter whose value is gathered again in backward is not held in between.
+//! - No operation keeps a parameter or an input in its backward state: it keeps the node's identity and asks the
+//!   checkpointer for the value, or the parameter's slot, so that a parameter whose value is gathered again in backward is not held in between.
 //! - A loss on LibTorch computes its gradient with its value and keeps that alone: neither the map nor its target is read twice.
 //! - Everything works in `f32` and in `f64`, and takes `bf16` and `f16`: those are computed in `f32` and rounded at the border of an
-//!   operation, except that a loss is an `f32`.
+//!   operation, except that a loss is an `f32`. LibTorch's kernels take them as they are where they add up in `f32` themselves.
 
 mod activation;
 mod affinity;

@@ -4,8 +4,8 @@
 //! Without the feature `tch` the crate is empty and compiles anywhere. With it, it needs LibTorch, which
 //! `cargo xtask libtorch` sets up.
 //!
-//! Everything goes through one small C++ file, `shim.cc`, built against LibTorch's headers alone, and one Rust file that
-//! calls it, `shim.rs`. A tensor is [`tch::Tensor`](https://docs.rs/tch), as burn's backend holds it.
+//! Everything goes through a few C++ files, built against LibTorch's headers alone: `shim.cc`, and `branch.cc` and `attention.cc` for what
+//! is more than one of LibTorch's kernels; and `shim.rs`, which calls them. A tensor is [`tch::Tensor`](https://docs.rs/tch), as burn's backend holds it.
 #![cfg_attr(
     feature = "tch",
     doc = r#"

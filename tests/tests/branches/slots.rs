@@ -34,14 +34,17 @@ impl ParameterSlots for Noted {
     }
 
     fn value(&self, parameter: ParamId) -> DispatchTensor {
-        self.fetched.lock().unwrap().push(parameter);
+        self.fetched.lock().expect("one thread").push(parameter);
         let found = self.parameters.iter().find(|(id, _)| *id == parameter);
         found.expect("held").1.clone()
     }
 
     fn deliver(&self, parameter: ParamId, gradient: DispatchTensor) {
         let gradient = host(Tensor::<1>::from_dispatch(gradient));
-        self.delivered.lock().unwrap().push((parameter, gradient));
+        self.delivered
+            .lock()
+            .expect("one thread")
+            .push((parameter, gradient));
     }
 }
 
