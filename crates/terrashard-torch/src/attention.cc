@@ -19,7 +19,7 @@ namespace terrashard {
 namespace {
 
 // Elements of a part of the matrix of scores, where it is built part by part.
-constexpr int64_t kPart = int64_t{1} << 25;
+constexpr int64_t kPart = int64_t{1} << 24;
 
 enum class Kernel {
   // Never builds the matrix of scores.

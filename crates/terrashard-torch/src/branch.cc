@@ -7,6 +7,7 @@
 #include "attention.h"
 #include "guarded.h"
 
+#include <ATen/ops/bmm.h>
 #include <ATen/ops/conv2d.h>
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/empty_like.h>
@@ -28,7 +29,6 @@
 
 #include <array>
 #include <cmath>
-#include <vector>
 
 using at::Tensor;
 using terrashard::given;
@@ -63,6 +63,38 @@ Tensor as_map(const Tensor& x, int64_t height, int64_t width) {
 // [N, D, height, width] as [N, T, D].
 Tensor as_tokens(const Tensor& map) { return map.permute({0, 2, 3, 1}).reshape({map.size(0), -1, map.size(1)}); }
 
+// The sum over all rows. LibTorch's own sum of many rows in 16 bits reaches a fraction of a GPU's bandwidth; a product of ones
+// with parts of the rows reaches most of it, and adds up in 32 bits as well.
+Tensor sum_of_rows(const Tensor& x) {
+  const auto count = x.size(0), width = x.size(1);
+  if (!x.is_cuda() || !at::isReducedFloatingType(x.scalar_type()) || count < 4096 || width % 8 != 0) return x.sum(0);
+  int64_t parts = 1;
+  // Enough parts to keep all of the GPU busy, each long enough to be worth it.
+  while (count % (2 * parts) == 0 && count / (2 * parts) >= 512 && parts * width < 16384) parts *= 2;
+  if (count / parts % 8 != 0) return x.sum(0);
+  const auto ones = at::ones({8, count / parts}, x.options()).expand({parts, 8, count / parts});
+  const auto sums = at::bmm(ones, x.view({parts, count / parts, width}), at::kFloat);
+  return sums.select(1, 0).sum(0).to(x.scalar_type());
+}
+
+// Adds a value to each column. On a GPU as a product that adds to its result, which is twice as fast as a sum that repeats
+// the values.
+void add_to_columns(Tensor& x, const Tensor& values) {
+  const auto width = x.size(1);
+  if (!x.is_cuda() || !at::isReducedFloatingType(x.scalar_type()) || x.size(0) < 4096 || width % 8 != 0) {
+    x.add_(values);
+    return;
+  }
+  // Eighths of the values, eight times: exact, and as narrow as a product in 16 bits can be.
+  x.addmm_(at::ones({x.size(0), 8}, x.options()), values.div(8).expand({8, width}).contiguous());
+}
+
+// The same bytes as elements of 16 bytes, for copies, where they fit; else as they are.
+Tensor widest(const Tensor& x) {
+  const auto elements = 16 / static_cast<int64_t>(x.element_size());
+  return x.is_cuda() && x.size(-1) % elements == 0 ? x.view(at::kComplexDouble) : x;
+}
+
 struct Norm {
   Tensor y, mean, inverse;
 };
@@ -76,26 +108,6 @@ Norm normalised(const Tensor& x, const Tensor& weight, const Tensor& bias, doubl
   auto [y, mean, inverse] =
       at::native_layer_norm(for_norm(x), weight.sizes(), for_norm(weight), for_norm(bias), epsilon);
   return {y.to(x.scalar_type()), mean, inverse};
-}
-
-// As many ones as `rows` has rows, [1, M]: kept, since they are always the same.
-Tensor ones_for(const Tensor& rows) {
-  thread_local std::vector<Tensor> kept;
-  const auto count = rows.size(0);
-  for (auto& ones : kept) {
-    if (ones.device() != rows.device() || ones.scalar_type() != rows.scalar_type()) continue;
-    if (ones.size(1) < count) ones = at::ones({1, count}, rows.options());
-    return ones.narrow(1, 0, count);
-  }
-  kept.push_back(at::ones({1, count}, rows.options()));
-  return kept.back();
-}
-
-// The sum of all rows of [M, D], [D]: the gradient of a bias. On a GPU in 16 bits a matrix product adds 32-bit sums several times
-// faster than the kernel for sums.
-Tensor sum_of_rows(const Tensor& rows) {
-  if (rows.is_cuda() && at::isReducedFloatingType(rows.scalar_type())) return at::mm(ones_for(rows), rows).view({-1});
-  return rows.sum(0);
 }
 
 // The parameters of a branch and the gradients of those that are wanted.
@@ -131,6 +143,22 @@ const Tensor& needed(const Tensor* kept) {
   return *kept;
 }
 
+// Whether the normalised input is kept for backward. On a GPU the norm of few channels takes as long as a product of them, so what
+// is made again is what the product makes of it; on the CPU and with many channels the norm is what is cheap.
+bool keeps_normed(const Tensor& x) { return x.is_cuda() && x.size(-1) <= 512; }
+
+// What forward kept of a norm, or the norm made again.
+Norm kept_norm(const Tensor* const* saved, int first, const Tensor& x, const Parameters& p, int weight, double epsilon) {
+  if (saved[first] == nullptr) return normalised(x, p[weight], p[weight + 1], epsilon);
+  return {*saved[first], needed(saved[first + 1]), needed(saved[first + 2])};
+}
+
+void keep_norm(const Norm& norm, int first, Tensor** saved) {
+  saved[first] = given(norm.y);
+  saved[first + 1] = given(norm.mean);
+  saved[first + 2] = given(norm.inverse);
+}
+
 // No samples: nothing to compute, and gradients of nought.
 bool is_empty(const Tensor& x) { return x.numel() == 0; }
 
@@ -152,7 +180,20 @@ Tensor added(Tensor y, const Tensor& x, const Tensor* kept) {
 enum AttentionParameter { kNorm, kQ = 2, kKv = 4, kOut = 6, kReduction = 8, kReducedNorm = 10, kAttentionParameters = 12 };
 
 // What forward keeps for backward.
-enum AttentionSaved { kQueries, kKeysValues, kMixed, kSums, kSeed, kOffset, kReduced, kAttentionSaved };
+enum AttentionSaved {
+  // One of the two.
+  kQueries,
+  kNormed,
+  kMean,
+  kInverse,
+  kKeysValues,
+  kMixed,
+  kSums,
+  kSeed,
+  kOffset,
+  kReduced,
+  kAttentionSaved
+};
 
 Tensor by_heads(const Tensor& x, int64_t heads) {
   return x.view({x.size(0), x.size(1), heads, x.size(2) / heads}).transpose(1, 2);
@@ -178,7 +219,14 @@ Tensor patches(const Tensor& x, const TerrashardAttention& how) {
 }
 
 Tensor patch_rows(const Tensor& x, const TerrashardAttention& how) {
-  return patches(x, how).reshape({-1, how.ratio * how.ratio * x.size(2)});
+  return patches(widest(x), how).contiguous().view(x.scalar_type()).view({-1, how.ratio * how.ratio * x.size(2)});
+}
+
+// The opposite, as rows of tokens.
+Tensor from_patch_rows(const Tensor& x, int64_t channels, const TerrashardAttention& how) {
+  const auto r = how.ratio;
+  const auto wide = widest(x.view({-1, how.height / r, how.width / r, r, r, channels}));
+  return wide.permute({0, 1, 3, 2, 4, 5}).contiguous().view(x.scalar_type()).view({-1, channels});
 }
 
 // [out, in, r, r] as [out, r r in].
@@ -193,9 +241,9 @@ Tensor reduced_map(const Tensor& x, const Parameters& p, const TerrashardAttenti
                               {how.ratio, how.ratio}));
 }
 
-// Adds the gradient of the reduction's input to `gx`.
-void reduced_map_backward(const Tensor& gradient, const Tensor& x, Tensor& gx, const Parameters& p,
-                          const TerrashardAttention& how) {
+// Gives the gradient of the reduction's input, as rows.
+Tensor reduced_map_backward(const Tensor& gradient, const Tensor& x, const Parameters& p,
+                            const TerrashardAttention& how) {
   const auto& weight = p[kReduction];
   const auto r = how.ratio;
   if (fills(how)) {
@@ -205,9 +253,7 @@ void reduced_map_backward(const Tensor& gradient, const Tensor& x, Tensor& gx, c
       p.give(kReduction, gw.permute({0, 3, 1, 2}).contiguous());
     }
     if (p.wanted[kReduction + 1]) p.give(kReduction + 1, sum_of_rows(g));
-    auto target = patches(gx, how);
-    target.add_(at::mm(g, patch_weight(weight)).view(target.sizes()));
-    return;
+    return from_patch_rows(at::mm(g, patch_weight(weight)), weight.size(1), how);
   }
   std::array<int64_t, 1> bias{weight.size(0)};
   auto [gmap, gw, gb] = at::convolution_backward(
@@ -216,14 +262,34 @@ void reduced_map_backward(const Tensor& gradient, const Tensor& x, Tensor& gx, c
       {true, p.wanted[kReduction], p.wanted[kReduction + 1]});
   p.give(kReduction, gw);
   p.give(kReduction + 1, gb);
-  gx.add_(as_tokens(gmap));
+  return rows(as_tokens(gmap));
 }
 
 // ---------------------------------------------------------------------------------------------------- feed-forward
 
 enum FeedForwardParameter { kFeedNorm, kFirst = 2, kDepthwise = 4, kSecond = 6, kFeedForwardParameters = 8 };
 
-enum FeedForwardSaved { kHidden, kConvolved, kFeedForwardSaved };
+enum FeedForwardSaved {
+  // One of the two.
+  kHidden,
+  kFeedNormed,
+  kFeedMean,
+  kFeedInverse,
+  kConvolved,
+  kFeedForwardSaved
+};
+
+Tensor depthwise(const Tensor& x, const Tensor& weight, const Tensor& bias, const TerrashardFeedForward& how) {
+  const auto map = as_map(x, how.height, how.width);
+  if (x.is_cuda()) {
+    // cuDNN's convolution is without the bias.
+    auto y = as_tokens(at::conv2d(map, weight, {}, 1, 1, 1, x.size(2)));
+    auto values = rows(y);
+    add_to_columns(values, bias);
+    return y;
+  }
+  return as_tokens(at::conv2d(map, weight, bias, 1, 1, 1, x.size(2)));
+}
 
 enum Activation { kGelu, kSilu, kRelu, kMish };
 
@@ -269,8 +335,15 @@ int terrashard_attention_branch(char** message, const Tensor* x, const Tensor* c
     }
     const Parameters p{parameters, nullptr, nullptr};
     auto* saved = out + 1;
-    auto source = normalised(*x, p[kNorm], p[kNorm + 1], how->epsilon).y;
+    auto norm = normalised(*x, p[kNorm], p[kNorm + 1], how->epsilon);
+    auto source = norm.y;
     const auto q = at::linear(source, p[kQ], p[kQ + 1]);
+    if (keeps_normed(*x)) {
+      keep_norm(norm, kNormed, saved);
+    } else {
+      saved[kQueries] = given(q);
+    }
+    norm = {};
     if (how->ratio > 1) {
       auto reduced = reduced_map(source, p, *how);
       source = normalised(reduced, p[kReducedNorm], p[kReducedNorm + 1], how->reduced_epsilon).y;
@@ -283,7 +356,6 @@ int terrashard_attention_branch(char** message, const Tensor* x, const Tensor* c
     auto attended = terrashard::attend(heads, k, v, scale_of(heads));
     const auto mixed = from_heads(attended.output);
     out[0] = given(added(at::linear(mixed, p[kOut], p[kOut + 1]), *x, kept));
-    saved[kQueries] = given(q);
     saved[kKeysValues] = given(kv);
     saved[kMixed] = given(mixed);
     saved[kSums] = given(std::move(attended.sums));
@@ -301,12 +373,14 @@ int terrashard_attention_branch_backward(char** message, const Tensor* gradient,
     const Parameters p{parameters, wanted + 1, out + 1};
     if (is_empty(*x)) return give_zeros(*x, p, kAttentionParameters, wanted[0], out);
     const auto& mixed = needed(saved[kMixed]);
+    const auto norm = kept_norm(saved, kNormed, *x, p, kNorm, how->epsilon);
     Tensor gq, gkv;
     {
       const auto gy = rows(kept == nullptr ? gradient->contiguous() : gradient->mul(*kept));
       p.give_linear(kOut, gy, rows(mixed));
       const auto gmixed = by_heads(at::mm(gy, p[kOut]).view_as(mixed), how->heads);
-      const auto q = by_heads(needed(saved[kQueries]), how->heads);
+      const auto q = by_heads(
+          saved[kQueries] == nullptr ? at::linear(norm.y, p[kQ], p[kQ + 1]) : *saved[kQueries], how->heads);
       const auto [k, v] = keys_and_values(needed(saved[kKeysValues]), how->heads);
       const terrashard::Attended attended{by_heads(mixed, how->heads), value_or_undefined(saved[kSums]),
                                           value_or_undefined(saved[kSeed]), value_or_undefined(saved[kOffset])};
@@ -314,22 +388,21 @@ int terrashard_attention_branch_backward(char** message, const Tensor* gradient,
       gq = rows(from_heads(gheads));
       gkv = at::stack({gk.transpose(1, 2), gv.transpose(1, 2)}, 2).view({-1, p[kKv].size(0)});
     }
-    const auto norm = normalised(*x, p[kNorm], p[kNorm + 1], how->epsilon);
     p.give_linear(kQ, gq, rows(norm.y));
-    auto gn = at::mm(gq, p[kQ]);
-    gq.reset();
+    Tensor gn;
     if (how->ratio > 1) {
       const auto& reduced = needed(saved[kReduced]);
       const auto second = normalised(reduced, p[kReducedNorm], p[kReducedNorm + 1], how->reduced_epsilon);
       p.give_linear(kKv, gkv, rows(second.y));
       const auto gsource = at::mm(gkv, p[kKv]).view_as(reduced);
       const auto greduced = p.give_norm(kReducedNorm, gsource, reduced, second, true);
-      auto tokens = gn.view_as(*x);
-      reduced_map_backward(greduced, norm.y, tokens, p, *how);
+      gn = reduced_map_backward(greduced, norm.y, p, *how);
     } else {
       p.give_linear(kKv, gkv, rows(norm.y));
-      gn.addmm_(gkv, p[kKv]);
+      gn = at::mm(gkv, p[kKv]);
     }
+    gn.addmm_(gq, p[kQ]);
+    gq.reset();
     auto gx = p.give_norm(kNorm, gn.view_as(*x), *x, norm, wanted[0]);
     if (wanted[0]) out[0] = given(gx.add_(*gradient));
   });
@@ -344,13 +417,18 @@ int terrashard_feed_forward_branch(char** message, const Tensor* x, const Tensor
       return;
     }
     const Parameters p{parameters, nullptr, nullptr};
-    const auto hidden =
-        at::linear(normalised(*x, p[kFeedNorm], p[kFeedNorm + 1], how->epsilon).y, p[kFirst], p[kFirst + 1]);
-    const auto convolved = as_tokens(at::conv2d(as_map(hidden, how->height, how->width), p[kDepthwise],
-                                                p[kDepthwise + 1], 1, 1, 1, hidden.size(2)));
+    auto norm = normalised(*x, p[kFeedNorm], p[kFeedNorm + 1], how->epsilon);
+    auto hidden = at::linear(norm.y, p[kFirst], p[kFirst + 1]);
+    if (keeps_normed(*x)) {
+      keep_norm(norm, kFeedNormed, out + 1);
+    } else {
+      out[1 + kHidden] = given(hidden);
+    }
+    norm = {};
+    const auto convolved = depthwise(hidden, p[kDepthwise], p[kDepthwise + 1], *how);
+    hidden.reset();
     auto y = at::linear(activated(convolved, how->activation), p[kSecond], p[kSecond + 1]);
     out[0] = given(added(std::move(y), *x, kept));
-    out[1 + kHidden] = given(hidden);
     out[1 + kConvolved] = given(convolved);
   });
 }
@@ -363,22 +441,22 @@ int terrashard_feed_forward_branch_backward(char** message, const Tensor* gradie
   return guarded(message, [&] {
     const Parameters p{parameters, wanted + 1, out + 1};
     if (is_empty(*x)) return give_zeros(*x, p, kFeedForwardParameters, wanted[0], out);
-    const auto &hidden = needed(saved[kHidden]), &convolved = needed(saved[kConvolved]);
+    const auto& convolved = needed(saved[kConvolved]);
+    const auto norm = kept_norm(saved, kFeedNormed, *x, p, kFeedNorm, how->epsilon);
     Tensor ghidden;
     {
       const auto gy = rows(kept == nullptr ? gradient->contiguous() : gradient->mul(*kept));
       p.give_linear(kSecond, gy, rows(activated(convolved, how->activation)));
       auto gconvolved = activated_backward(at::mm(gy, p[kSecond]).view_as(convolved), convolved, how->activation);
-      std::array<int64_t, 1> bias{hidden.size(2)};
-      auto [gmap, gw, gb] = at::convolution_backward(
-          as_map(gconvolved, how->height, how->width), as_map(hidden, how->height, how->width), p[kDepthwise],
-          at::IntArrayRef(bias), {1, 1}, {1, 1}, {1, 1}, false, {0, 0}, hidden.size(2),
-          {true, p.wanted[kDepthwise], false});
-      p.give(kDepthwise, gw);
+      // Its bias' gradient is a sum over rows like all others.
       if (p.wanted[kDepthwise + 1]) p.give(kDepthwise + 1, sum_of_rows(rows(gconvolved)));
+      const auto hidden = saved[kHidden] == nullptr ? at::linear(norm.y, p[kFirst], p[kFirst + 1]) : *saved[kHidden];
+      auto [gmap, gw, none] = at::convolution_backward(
+          as_map(gconvolved, how->height, how->width), as_map(hidden, how->height, how->width), p[kDepthwise], {},
+          {1, 1}, {1, 1}, {1, 1}, false, {0, 0}, hidden.size(2), {true, p.wanted[kDepthwise], false});
+      p.give(kDepthwise, gw);
       ghidden = rows(as_tokens(gmap));
     }
-    const auto norm = normalised(*x, p[kFeedNorm], p[kFeedNorm + 1], how->epsilon);
     p.give_linear(kFirst, ghidden, rows(norm.y));
     const auto gn = at::mm(ghidden, p[kFirst]).view_as(*x);
     ghidden.reset();
