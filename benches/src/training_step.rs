@@ -139,8 +139,10 @@ fn step(
         optimizer: &optimizer,
         nodes: Cell::new(0),
     };
+    // What a loader counts when it cuts its samples.
+    let normalizers = Normalizers::of(&targets);
     let maps = model.forward(image, &scope);
-    let losses = Loss::Focal.of(&maps, &targets, &Normalizers::of(&targets), &scope);
+    let losses = Loss::Focal.of(&maps, &targets, &normalizers, &scope);
     drop(maps);
     let nodes = scope.nodes.get();
     let loss = losses.total.clone().into_scalar::<f64>();
