@@ -29,6 +29,7 @@
 
 #include <array>
 #include <cmath>
+#include <vector>
 
 using at::Tensor;
 using terrashard::given;
@@ -63,6 +64,18 @@ Tensor as_map(const Tensor& x, int64_t height, int64_t width) {
 // [N, D, height, width] as [N, T, D].
 Tensor as_tokens(const Tensor& map) { return map.permute({0, 2, 3, 1}).reshape({map.size(0), -1, map.size(1)}); }
 
+// [8, count] ones like x. Kept, since they are always the same, and never freed: a thread may end after its device has.
+Tensor ones(const Tensor& x, int64_t count) {
+  thread_local auto& kept = *new std::vector<Tensor>;
+  for (auto& ones : kept) {
+    if (ones.device() != x.device() || ones.scalar_type() != x.scalar_type()) continue;
+    if (ones.size(1) < count) ones = at::ones({8, count}, x.options());
+    return ones.narrow(1, 0, count);
+  }
+  kept.push_back(at::ones({8, count}, x.options()));
+  return kept.back();
+}
+
 // The sum over all rows. LibTorch's own sum of many rows in 16 bits reaches a fraction of a GPU's bandwidth; a product of ones
 // with parts of the rows reaches most of it, and adds up in 32 bits as well.
 Tensor sum_of_rows(const Tensor& x) {
@@ -72,8 +85,8 @@ Tensor sum_of_rows(const Tensor& x) {
   // Enough parts to keep all of the GPU busy, each long enough to be worth it.
   while (count % (2 * parts) == 0 && count / (2 * parts) >= 512 && parts * width < 16384) parts *= 2;
   if (count / parts % 8 != 0) return x.sum(0);
-  const auto ones = at::ones({8, count / parts}, x.options()).expand({parts, 8, count / parts});
-  const auto sums = at::bmm(ones, x.view({parts, count / parts, width}), at::kFloat);
+  const auto all = ones(x, count / parts).unsqueeze(0).expand({parts, 8, count / parts});
+  const auto sums = at::bmm(all, x.view({parts, count / parts, width}), at::kFloat);
   return sums.select(1, 0).sum(0).to(x.scalar_type());
 }
 
@@ -86,7 +99,7 @@ void add_to_columns(Tensor& x, const Tensor& values) {
     return;
   }
   // Eighths of the values, eight times: exact, and as narrow as a product in 16 bits can be.
-  x.addmm_(at::ones({x.size(0), 8}, x.options()), values.div(8).expand({8, width}).contiguous());
+  x.addmm_(ones(x, x.size(0)).t(), values.expand({8, width}).div(8));
 }
 
 // The same bytes as elements of 16 bytes, for copies, where they fit; else as they are.
