@@ -1,7 +1,6 @@
 //! How many samples a step takes, and how they are shared among ranks and micro-batches.
 
 use terrashard_layout::BatchShape;
-use terrashard_models::Loss;
 
 use super::TrainSection;
 use crate::error::{Error, Result};
@@ -56,13 +55,16 @@ impl Batch {
             (Some(global), Some(micro), None) => (micro, divide(global, ("micro_batch", micro))?),
             (Some(_), Some(micro), Some(accumulate)) => (micro, accumulate),
         };
-        if accumulate > 1 && train.loss == Loss::BceDice {
+        if accumulate > 1 && train.loss.has_ratio() {
             // Dice is a ratio of sums over the whole step; micro-batches one after another cannot share its sums.
+            let loss = train.loss.name();
+            let other = match train.loss.is_of_classes() {
+                true => "",
+                false => "`train.loss = \"focal\"`, or ",
+            };
             return Err(Error::NotSupported {
-                key: format!("train.accumulate = {accumulate} with train.loss = bce_dice"),
-                remedy:
-                    "use `train.loss = \"focal\"`, or fewer samples a step without accumulation"
-                        .into(),
+                key: format!("train.accumulate = {accumulate} with train.loss = {loss}"),
+                remedy: format!("use {other}fewer samples a step without accumulation"),
             });
         }
         let global = micro
@@ -84,6 +86,8 @@ impl Batch {
 
 #[cfg(test)]
 mod tests {
+    use terrashard_models::Loss;
+
     use super::*;
 
     fn resolve(sizes: [Option<usize>; 3], ranks: usize) -> Result<Batch> {
@@ -133,11 +137,11 @@ mod tests {
         };
         assert!(resolve(Loss::Focal, 3).is_ok());
         assert!(resolve(Loss::BceDice, 1).is_ok());
-        let message = resolve(Loss::BceDice, 3).unwrap_err().to_string();
-        assert!(
-            message.contains("train.accumulate = 3 with train.loss = bce_dice"),
-            "{message}"
-        );
+        for loss in [Loss::BceDice, Loss::CrossEntropyDice] {
+            let message = resolve(loss, 3).unwrap_err().to_string();
+            let key = format!("train.accumulate = 3 with train.loss = {}", loss.name());
+            assert!(message.contains(&key), "{message}");
+        }
     }
 
     #[test]

@@ -137,7 +137,7 @@ impl Default for HighresSection {
 pub struct SceneEntry {
     /// The image, a GeoTIFF with the bands of `data.bands`.
     pub image: PathBuf,
-    /// The label on the fine grid: 1 foreground, 0 background, 255 neither.
+    /// The label on the fine grid: 1 foreground, 0 background, 255 neither; or a class below `model.classes`, 255 none.
     pub mask: Option<PathBuf>,
     /// The image at high resolution, a GeoTIFF with the bands of `data.highres.bands` on the label's grid.
     pub highres: Option<PathBuf>,

@@ -48,7 +48,7 @@ pub struct TrainSection {
     pub ema: Option<f64>,
     /// Seed of initial values, sample order and augmentation. Default: 0.
     pub seed: u64,
-    /// What the segmentation map is trained with. Default: `focal`.
+    /// What the segmentation map is trained with: `focal` or `bce_dice`, of several classes `cross_entropy_dice`. Default: `focal`.
     pub loss: Loss,
     /// Element type of the computation; optimizer states are in 32 bits in any case. Default: `fp32`.
     pub precision: Precision,

@@ -44,11 +44,13 @@ impl Config {
             four("data.highres.baseline", bands)?;
         }
         model.validate()?;
-        if model.classes != 1 {
-            return Err(Error::NotSupported {
-                key: format!("model.classes = {}", model.classes),
-                remedy: "train a binary task with `classes = 1`".into(),
-            });
+        let loss = self.train.loss;
+        if loss.is_of_classes() != (model.classes > 1) {
+            let expected = match model.classes {
+                1 => "`focal` or `bce_dice`, since `model.classes` = 1 is a binary task".into(),
+                several => format!("`cross_entropy_dice`, since `model.classes` = {several}"),
+            };
+            return Err(Error::invalid("train.loss", loss.name(), expected));
         }
         data.scaling.validate(model.bands)?;
         windows(data)?;

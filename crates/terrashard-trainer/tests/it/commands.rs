@@ -278,7 +278,20 @@ fn bad_input_is_refused_in_one_line() {
             "or set `model.superres = false`",
         ],
     );
-    check("model.classes=3", &["`model.classes = 3`", "`classes = 1`"]);
+    check(
+        "model.classes=3",
+        &[
+            "`train.loss`: got focal",
+            "`cross_entropy_dice`, since `model.classes` = 3",
+        ],
+    );
+    check(
+        "train.loss=cross_entropy_dice",
+        &[
+            "`train.loss`",
+            "`focal` or `bce_dice`, since `model.classes` = 1",
+        ],
+    );
     check("data.test=\"west\"", &["`train` and `test` share"]);
     check(
         "zero.offload=parameters",
