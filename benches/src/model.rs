@@ -31,10 +31,15 @@ impl Backend {
         }
     }
 
-    /// Its plain device, with as many threads as asked. Those of `flex` are the process's.
+    /// Its plain device, computing on as many threads as asked.
     pub fn device(self, threads: usize) -> Device {
         match self {
-            Self::Flex => Device::flex(),
+            Self::Flex => {
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
+                // The pool is the process's, and of so many threads already where it was asked for before.
+                let _ = pool.build_global();
+                Device::flex()
+            }
             #[cfg(feature = "tch")]
             Self::Tch => {
                 terrashard_torch::tch::set_num_threads(threads.try_into().unwrap_or(i32::MAX));

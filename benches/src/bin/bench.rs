@@ -66,7 +66,7 @@ struct Model {
     /// A Python that has torch [default: the first on the path].
     #[arg(long)]
     python: Option<PathBuf>,
-    /// Threads of each side [default: all that the machine offers]. `flex` takes them from RAYON_NUM_THREADS.
+    /// Threads of each side [default: all that the machine offers].
     #[arg(long)]
     threads: Option<usize>,
     /// Input height and width of the training step whose memory is measured; 0 measures none.
