@@ -62,7 +62,9 @@ mod libtorch {
                 "src/shim.cc",
                 "src/attention.cc",
                 "src/branch.cc",
+                "src/compiled.cc",
                 "src/flat.cc",
+                "src/norm.cc",
                 "src/profile.cc",
             ])
             .compile("terrashard_shim");

@@ -54,17 +54,6 @@ fn split(x: &tch::Tensor, parts: i64, heads: i64) -> Vec<tch::Tensor> {
         .collect()
 }
 
-/// LibTorch keeps mean and deviation of 16 bits in 16 bits on the CPU, which the weights' gradients feel: there it gets 32.
-fn for_norm(tensor: &Torch) -> tch::Tensor {
-    let tensor = inner(tensor);
-    match (tensor.device(), tensor.kind()) {
-        (tch::Device::Cpu, tch::Kind::BFloat16 | tch::Kind::Half) => {
-            tensor.to_kind(tch::Kind::Float)
-        }
-        _ => tensor.shallow_clone(),
-    }
-}
-
 /// The opposite of [`split`].
 fn join(parts: &[tch::Tensor]) -> Torch {
     let size = parts[0].size();
@@ -163,11 +152,13 @@ impl Kernels for LibTorch {
     }
 
     fn layer_norm_forward(x: Torch, weight: Torch, bias: Torch, epsilon: f64) -> Torch {
-        let kind = inner(&x).kind();
-        let [x, weight, bias] = [&x, &weight, &bias].map(for_norm);
-        let (y, ..) =
-            computed(x.f_native_layer_norm(weight.size(), Some(&weight), Some(&bias), epsilon));
-        outer(y.to_kind(kind))
+        let [y, ..] = computed(terrashard_torch::layer_norm(
+            inner(&x),
+            inner(&weight),
+            inner(&bias),
+            epsilon,
+        ));
+        outer(y)
     }
 
     fn layer_norm_backward(
@@ -176,22 +167,17 @@ impl Kernels for LibTorch {
         weight: Torch,
         epsilon: f64,
     ) -> Gradients<Self> {
-        let kind = inner(&x).kind();
-        let [gradient, x, weight] = [&gradient, &x, &weight].map(for_norm);
-        let none = None::<&tch::Tensor>;
-        let (_, mean, inverse) =
-            computed(x.f_native_layer_norm(weight.size(), none, none, epsilon));
+        let (x, weight) = (inner(&x), inner(&weight));
+        // The bias does not matter for mean and deviation.
+        let [_, mean, inverse] = computed(terrashard_torch::layer_norm(x, weight, weight, epsilon));
         let results = computed(terrashard_torch::layer_norm_backward(
-            &gradient,
-            &x,
+            inner(&gradient),
+            x,
             [&mean, &inverse],
-            &weight,
+            weight,
             [true; 3],
         ));
-        gradients(
-            results.map(|result| result.map(|result| result.to_kind(kind))),
-            3,
-        )
+        gradients(results, 3)
     }
 
     fn activate_forward(x: Torch, kind: Activation) -> Torch {

@@ -6,6 +6,7 @@
 
 #include "attention.h"
 #include "guarded.h"
+#include "norm.h"
 
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/conv2d.h>
@@ -17,8 +18,6 @@
 #include <ATen/ops/mish.h>
 #include <ATen/ops/mish_backward.h>
 #include <ATen/ops/mm.h>
-#include <ATen/ops/native_layer_norm.h>
-#include <ATen/ops/native_layer_norm_backward.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/silu_backward.h>
@@ -34,6 +33,8 @@
 using at::Tensor;
 using terrashard::given;
 using terrashard::guarded;
+using terrashard::Norm;
+using terrashard::normalised;
 using terrashard::value_or_undefined;
 
 extern "C" {
@@ -108,21 +109,6 @@ Tensor widest(const Tensor& x) {
   return x.is_cuda() && x.size(-1) % elements == 0 ? x.view(at::kComplexDouble) : x;
 }
 
-struct Norm {
-  Tensor y, mean, inverse;
-};
-
-// LibTorch keeps mean and deviation of 16 bits in 16 bits on the CPU, which weights' gradients feel: there it gets 32.
-Tensor for_norm(const Tensor& x) {
-  return x.is_cpu() && at::isReducedFloatingType(x.scalar_type()) ? x.to(at::kFloat) : x;
-}
-
-Norm normalised(const Tensor& x, const Tensor& weight, const Tensor& bias, double epsilon) {
-  auto [y, mean, inverse] =
-      at::native_layer_norm(for_norm(x), weight.sizes(), for_norm(weight), for_norm(bias), epsilon);
-  return {y.to(x.scalar_type()), mean, inverse};
-}
-
 // The parameters of a branch and the gradients of those that are wanted.
 struct Parameters {
   const Tensor* const* values;
@@ -139,15 +125,14 @@ struct Parameters {
     if (wanted[weight + 1]) give(weight + 1, sum_of_rows(gradient));
   }
 
-  // Weight and bias of a normalisation; gives back the gradient of its input.
-  Tensor give_norm(int weight, const Tensor& gradient, const Tensor& x, const Norm& norm, bool input) const {
-    auto [gx, gw, gb] = at::native_layer_norm_backward(
-        for_norm(gradient), for_norm(x), values[weight]->sizes(), norm.mean, norm.inverse, for_norm(*values[weight]),
-        for_norm(*values[weight + 1]), {input, wanted[weight], wanted[weight + 1]});
-    const auto type = x.scalar_type();
-    give(weight, gw.defined() ? gw.to(type) : gw);
-    give(weight + 1, gb.defined() ? gb.to(type) : gb);
-    return gx.defined() ? gx.to(type) : gx;
+  // Weight and bias of a normalisation; gives back the gradient of its input, with `beside` added where there is that.
+  Tensor give_norm(int weight, const Tensor& gradient, const Tensor& x, const Norm& norm, bool input,
+                   const Tensor* beside) const {
+    auto all = terrashard::normalised_backward(gradient, x, norm, *values[weight], *values[weight + 1],
+                                               {input, wanted[weight], wanted[weight + 1]}, beside);
+    give(weight, std::move(all.weight));
+    give(weight + 1, std::move(all.bias));
+    return std::move(all.x);
   }
 };
 
@@ -408,7 +393,7 @@ int terrashard_attention_branch_backward(char** message, const Tensor* gradient,
       const auto second = normalised(reduced, p[kReducedNorm], p[kReducedNorm + 1], how->reduced_epsilon);
       p.give_linear(kKv, gkv, rows(second.y));
       const auto gsource = at::mm(gkv, p[kKv]).view_as(reduced);
-      const auto greduced = p.give_norm(kReducedNorm, gsource, reduced, second, true);
+      const auto greduced = p.give_norm(kReducedNorm, gsource, reduced, second, true, nullptr);
       gn = reduced_map_backward(greduced, norm.y, p, *how);
     } else {
       p.give_linear(kKv, gkv, rows(norm.y));
@@ -416,8 +401,7 @@ int terrashard_attention_branch_backward(char** message, const Tensor* gradient,
     }
     gn.addmm_(gq, p[kQ]);
     gq.reset();
-    auto gx = p.give_norm(kNorm, gn.view_as(*x), *x, norm, wanted[0]);
-    if (wanted[0]) out[0] = given(gx.add_(*gradient));
+    out[0] = given(p.give_norm(kNorm, gn.view_as(*x), *x, norm, wanted[0], gradient));
   });
 }
 
@@ -473,8 +457,7 @@ int terrashard_feed_forward_branch_backward(char** message, const Tensor* gradie
     p.give_linear(kFirst, ghidden, rows(norm.y));
     const auto gn = at::mm(ghidden, p[kFirst]).view_as(*x);
     ghidden.reset();
-    auto gx = p.give_norm(kFeedNorm, gn, *x, norm, wanted[0]);
-    if (wanted[0]) out[0] = given(gx.add_(*gradient));
+    out[0] = given(p.give_norm(kFeedNorm, gn, *x, norm, wanted[0], gradient));
   });
 }
 

@@ -27,9 +27,26 @@ pub fn conv2d_backward(
     Ok(out.take())
 }
 
-/// Gradients of x, weight and bias of a layer normalisation over the last dimensions, those that are `wanted`.
+/// Layer normalisation over the last dimension: the result, and for each row the mean and the inverse deviation, which
+/// [`layer_norm_backward`] takes.
 ///
-/// Mean and inverse deviation are what `native_layer_norm` gave beside its result.
+/// On NVIDIA GPUs by kernels of our own where a row's length suits them, elsewhere by LibTorch's. Types of 16 bits are summed in
+/// 32.
+///
+/// # Shapes
+/// x `[.., channels]`, weight and bias `[channels]`; results like x, `[.., 1]`, `[.., 1]`.
+///
+/// # Errors
+/// [`Error::Exception`](crate::Error) as for [`conv2d_backward`].
+pub fn layer_norm(x: &Tensor, weight: &Tensor, bias: &Tensor, epsilon: f64) -> Result<[Tensor; 3]> {
+    let mut out = Outputs::new(Call::LayerNorm);
+    shim::layer_norm([x, weight, bias], epsilon, &mut out)?;
+    Ok([out.tensor(0)?, out.tensor(1)?, out.tensor(2)?])
+}
+
+/// Gradients of x, weight and bias of a layer normalisation over the last dimension, those that are `wanted`.
+///
+/// Mean and inverse deviation are what [`layer_norm`] gave beside its result.
 ///
 /// # Shapes
 /// gradient and x `[.., channels]`, mean and inverse `[.., 1]`, weight `[channels]`; results like x, like weight, like weight.

@@ -58,7 +58,7 @@ pub use {
     },
     error::{Error, Result},
     flat::{Pieces, sums_of_squares},
-    gradients::{conv2d_backward, layer_norm_backward},
+    gradients::{conv2d_backward, layer_norm, layer_norm_backward},
     profile::{Profile, ProfileRow},
     tch,
 };

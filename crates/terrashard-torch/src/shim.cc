@@ -7,6 +7,7 @@
 #include "guarded.h"
 
 #include "attention.h"
+#include "norm.h"
 
 #include <ATen/Context.h>
 #include <ATen/DeviceAccelerator.h>
@@ -14,7 +15,6 @@
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/native_layer_norm_backward.h>
 #include <torch/headeronly/version.h>
 
 #include <dlfcn.h>
@@ -49,17 +49,28 @@ int terrashard_conv2d_backward(char** message, const at::Tensor* gradient, const
   });
 }
 
+// out: the result, and for each row the mean and the inverse deviation.
+int terrashard_layer_norm(char** message, const at::Tensor* x, const at::Tensor* weight, const at::Tensor* bias,
+                          double epsilon, at::Tensor** out) {
+  return guarded(message, [&] {
+    auto norm = terrashard::normalised(*x, *weight, *bias, epsilon);
+    out[0] = given(std::move(norm.y));
+    out[1] = given(std::move(norm.mean));
+    out[2] = given(std::move(norm.inverse));
+  });
+}
+
 // out: gradients of x, weight and bias.
 int terrashard_layer_norm_backward(char** message, const at::Tensor* gradient, const at::Tensor* x,
                                    const at::Tensor* mean, const at::Tensor* inverse, const at::Tensor* weight,
                                    const bool* wanted, at::Tensor** out) {
   return guarded(message, [&] {
     // The bias has the weight's shape, and its values do not matter.
-    auto [gx, gw, gb] = at::native_layer_norm_backward(*gradient, *x, weight->sizes(), *mean, *inverse, *weight,
-                                                       *weight, {wanted[0], wanted[1], wanted[2]});
-    out[0] = given(std::move(gx));
-    out[1] = given(std::move(gw));
-    out[2] = given(std::move(gb));
+    auto all = terrashard::normalised_backward(*gradient, *x, {{}, *mean, *inverse}, *weight, *weight,
+                                               {wanted[0], wanted[1], wanted[2]}, nullptr);
+    out[0] = given(std::move(all.x));
+    out[1] = given(std::move(all.weight));
+    out[2] = given(std::move(all.bias));
   });
 }
 

@@ -42,6 +42,14 @@ unsafe extern "C" {
         wanted: *const bool,
         out: Out,
     ) -> c_int;
+    fn terrashard_layer_norm(
+        message: Message,
+        x: In,
+        weight: In,
+        bias: In,
+        epsilon: f64,
+        out: Out,
+    ) -> c_int;
     fn terrashard_layer_norm_backward(
         message: Message,
         gradient: In,
@@ -116,6 +124,7 @@ unsafe extern "C" {
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Call {
     Conv2dBackward,
+    LayerNorm,
     LayerNormBackward,
     Attention,
     AttentionBackward,
@@ -138,6 +147,7 @@ impl Call {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Conv2dBackward => "convolution's backward",
+            Self::LayerNorm => "layer normalisation",
             Self::LayerNormBackward => "layer normalisation's backward",
             Self::Attention => "attention",
             Self::AttentionBackward => "attention's backward",
@@ -256,6 +266,18 @@ pub(crate) fn conv2d_backward(
                 out,
             )
         }
+    })
+}
+
+pub(crate) fn layer_norm(
+    [x, weight, bias]: [&Tensor; 3],
+    epsilon: f64,
+    out: &mut Outputs<3>,
+) -> Result<()> {
+    let [x, weight, bias] = [x, weight, bias].map(handle);
+    out.fill(|message, out| {
+        // SAFETY: the tensors are borrowed until the call returns; `out` has the three places it uses.
+        unsafe { terrashard_layer_norm(message, x, weight, bias, epsilon, out) }
     })
 }
 

@@ -1,0 +1,121 @@
+// The compiler and the driver are opened at run time, since this is built without CUDA: the few functions that are needed are
+// declared here, as NVIDIA documents them for NVRTC and the driver's interface.
+
+#include "compiled.h"
+
+#include <c10/util/Exception.h>
+
+#include <dlfcn.h>
+
+#include <initializer_list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <tuple>
+#include <utility>
+
+namespace terrashard {
+namespace {
+
+enum Attribute { kProcessors = 16, kMajor = 75, kMinor = 76 };
+
+// What is called of both libraries; all there, or `works` is false.
+struct Libraries {
+  int (*create)(void** program, const char* source, const char* name, int, const char* const*, const char* const*);
+  int (*compile)(void* program, int count, const char* const* options);
+  int (*destroy)(void** program);
+  int (*code_size)(void* program, size_t* size);
+  int (*code)(void* program, char* code);
+  int (*device)(int* device);
+  int (*attribute)(int* value, int attribute, int device);
+  int (*load)(void** module, const void* image);
+  int (*function)(void** function, void* module, const char* name);
+  int (*launch)(void* function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned shared, void* stream,
+                void** arguments, void** extra);
+  bool works = false;
+
+  static const Libraries& get() {
+    static const Libraries libraries;
+    return libraries;
+  }
+
+ private:
+  Libraries() {
+    void* compiler = opened({"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"});
+    void* driver = opened({"libcuda.so.1"});
+    if (compiler == nullptr || driver == nullptr) return;
+    works = find(compiler, "nvrtcCreateProgram", create) && find(compiler, "nvrtcCompileProgram", compile) &&
+            find(compiler, "nvrtcDestroyProgram", destroy) && find(compiler, "nvrtcGetCUBINSize", code_size) &&
+            find(compiler, "nvrtcGetCUBIN", code) && find(driver, "cuCtxGetDevice", device) &&
+            find(driver, "cuDeviceGetAttribute", attribute) && find(driver, "cuModuleLoadData", load) &&
+            find(driver, "cuModuleGetFunction", function) && find(driver, "cuLaunchKernel", launch);
+  }
+
+  static void* opened(std::initializer_list<const char*> names) {
+    for (const char* name : names) {
+      if (void* library = dlopen(name, RTLD_NOW)) return library;
+    }
+    return nullptr;
+  }
+
+  template <typename F>
+  static bool find(void* library, const char* name, F& function) {
+    function = reinterpret_cast<F>(dlsym(library, name));
+    return function != nullptr;
+  }
+};
+
+// The machine code for the GPU `device`, empty if the compiler refuses.
+std::string compiled(const Libraries& it, const char* source, std::vector<std::string> options, int device) {
+  int major = 0, minor = 0;
+  if (it.attribute(&major, kMajor, device) != 0 || it.attribute(&minor, kMinor, device) != 0) return {};
+  options.push_back("--gpu-architecture=sm_" + std::to_string(major) + std::to_string(minor));
+  std::vector<const char*> texts;
+  for (const auto& option : options) texts.push_back(option.c_str());
+  void* program = nullptr;
+  if (it.create(&program, source, "terrashard.cu", 0, nullptr, nullptr) != 0) return {};
+  std::string code;
+  size_t size = 0;
+  if (it.compile(program, static_cast<int>(texts.size()), texts.data()) == 0 && it.code_size(program, &size) == 0) {
+    code.resize(size);
+    if (it.code(program, code.data()) != 0) code.clear();
+  }
+  it.destroy(&program);
+  return code;
+}
+
+}  // namespace
+
+const Program* Program::of(const char* source, const std::vector<std::string>& options) {
+  const auto& it = Libraries::get();
+  int device = 0;
+  if (!it.works || it.device(&device) != 0) return nullptr;
+  using Key = std::tuple<int, const char*, std::vector<std::string>>;
+  static std::mutex mutex;
+  // Never freed: kernels may run until the process ends.
+  static auto& programs = *new std::map<Key, std::unique_ptr<Program>>;
+  std::lock_guard<std::mutex> lock(mutex);
+  auto [place, is_new] = programs.try_emplace(Key(device, source, options));
+  if (is_new) {
+    const auto code = compiled(it, source, options, device);
+    auto program = std::make_unique<Program>();
+    int processors = 0;
+    if (!code.empty() && it.load(&program->module_, code.data()) == 0 &&
+        it.attribute(&processors, kProcessors, device) == 0) {
+      program->processors_ = processors;
+      place->second = std::move(program);
+    }
+  }
+  return place->second.get();
+}
+
+void Program::launch(const char* name, unsigned blocks, unsigned threads, void** arguments) const {
+  const auto& it = Libraries::get();
+  void* function = nullptr;
+  TORCH_CHECK(it.function(&function, module_, name) == 0, "there is no kernel ", name);
+  // LibTorch computes on the default stream.
+  const int error = it.launch(function, blocks, 1, 1, threads, 1, 1, 0, nullptr, arguments, nullptr);
+  TORCH_CHECK(error == 0, "the driver cannot start ", name, ": error ", error);
+}
+
+}  // namespace terrashard

@@ -1,0 +1,155 @@
+//! Kernels of our own on a GPU, against double precision on the CPU and against the time of LibTorch's.
+//!
+//! Prints a line for each check and ends with 1 if one failed. Needs a GPU; `benches/gpu.sh` runs it.
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use terrashard_torch::tch::{Cuda, Device, Kind, Tensor};
+use terrashard_torch::{Error, layer_norm, layer_norm_backward, load_cuda};
+
+const EPSILON: f64 = 1e-6;
+
+/// Lengths of rows: of the models, and some that LibTorch's kernels have to take.
+const COLUMNS: [i64; 13] = [
+    8, 24, 32, 64, 100, 128, 160, 256, 320, 512, 1024, 1536, 2048,
+];
+
+const ROWS: [i64; 4] = [1, 7, 1000, 24_579];
+
+/// Shapes of the models' largest normalisations.
+const TIMED: [[i64; 2]; 5] = [
+    [393_216, 64],
+    [98_304, 128],
+    [24_576, 320],
+    [6_144, 512],
+    [12_288, 1024],
+];
+
+fn main() -> ExitCode {
+    if let Err(error) = load_cuda() {
+        eprintln!("gpu_kernels: {error}");
+        return ExitCode::FAILURE;
+    }
+    if Cuda::device_count() == 0 {
+        eprintln!("gpu_kernels: no gpu");
+        return ExitCode::FAILURE;
+    }
+    match run() {
+        Ok(0) => ExitCode::SUCCESS,
+        Ok(_) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("gpu_kernels: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<usize, Error> {
+    let (mut checks, mut failed) = (0, 0);
+    for (kind, allowed) in [
+        (Kind::Float, 1e-5),
+        (Kind::BFloat16, 4e-3),
+        (Kind::Half, 6e-4),
+    ] {
+        for columns in COLUMNS {
+            for rows in ROWS {
+                let (what, worst) = check(kind, rows, columns)?;
+                checks += 1;
+                if worst.is_nan() || worst > allowed {
+                    failed += 1;
+                    println!("FAILED {kind:?} {rows} x {columns}: {what} is {worst:.1e} off");
+                }
+            }
+        }
+    }
+    println!("gpu_kernels: {checks} checks, {failed} failed");
+    for [rows, columns] in TIMED {
+        for kind in [Kind::BFloat16, Kind::Float] {
+            time(kind, rows, columns)?;
+        }
+    }
+    Ok(failed)
+}
+
+fn random(rows: i64, columns: i64, kind: Kind) -> Tensor {
+    let like = (Kind::Float, Device::Cuda(0));
+    (Tensor::randn([rows, columns], like) * 1.5 + 0.5).to_kind(kind)
+}
+
+/// The name and the relative error of what is furthest off.
+fn check(kind: Kind, rows: i64, columns: i64) -> Result<(&'static str, f64), Error> {
+    let x = random(rows, columns, kind);
+    let gradient = random(rows, columns, kind);
+    let [weight, bias] = [(); 2].map(|()| random(1, columns, kind).view([columns]));
+    let [y, mean, inverse] = layer_norm(&x, &weight, &bias, EPSILON)?;
+    let [gx, gw, gb] = layer_norm_backward(&gradient, &x, [&mean, &inverse], &weight, [true; 3])?;
+
+    let wide = |tensor: &Tensor| tensor.to_device(Device::Cpu).to_kind(Kind::Double);
+    let [x, gradient, weight, bias] = [&x, &gradient, &weight, &bias].map(wide);
+    let over = |tensor: &Tensor| tensor.mean_dim([1].as_slice(), true, Kind::Double);
+    let centred = &x - over(&x);
+    let deviation = (over(&centred.square()) + EPSILON).rsqrt();
+    let normal = centred * &deviation;
+    let expected = &normal * &weight + &bias;
+    let weighted = &gradient * &weight;
+    let expected_gx =
+        (&weighted - over(&weighted) - &normal * over(&(&weighted * &normal))) * &deviation;
+    let sum = |tensor: Tensor| tensor.sum_dim_intlist([0].as_slice(), false, Kind::Double);
+    let off = |got: &Tensor, expected: &Tensor| {
+        let difference = (wide(got) - expected).norm().double_value(&[]);
+        difference / expected.norm().double_value(&[]).max(1e-30)
+    };
+    let missing = Tensor::from_slice(&[f64::NAN]);
+    let gradients = [gx, gw, gb].map(|it| it.unwrap_or_else(|| missing.shallow_clone()));
+    let pairs = [
+        ("the result", off(&y, &expected)),
+        ("the gradient of x", off(&gradients[0], &expected_gx)),
+        (
+            "the weight's gradient",
+            off(&gradients[1], &sum(&gradient * &normal)),
+        ),
+        ("the bias's gradient", off(&gradients[2], &sum(gradient))),
+    ];
+    let worse = |a: (&'static str, f64), b: (&'static str, f64)| match b.1.is_nan() || b.1 > a.1 {
+        true => b,
+        false => a,
+    };
+    Ok(pairs.into_iter().fold(("nothing", 0.0), worse))
+}
+
+/// Prints milliseconds of ours and of LibTorch's.
+fn time(kind: Kind, rows: i64, columns: i64) -> Result<(), Error> {
+    let (x, gradient) = (random(rows, columns, kind), random(rows, columns, kind));
+    let [weight, bias] = [(); 2].map(|()| random(1, columns, kind).view([columns]));
+    let [_, mean, inverse] = layer_norm(&x, &weight, &bias, EPSILON)?;
+    let forward = median(|| layer_norm(&x, &weight, &bias, EPSILON).map(drop))?;
+    let backward = median(|| {
+        layer_norm_backward(&gradient, &x, [&mean, &inverse], &weight, [true; 3]).map(drop)
+    })?;
+    let theirs = median(|| {
+        let _all = x.native_layer_norm([columns], Some(&weight), Some(&bias), EPSILON);
+        Ok(())
+    })?;
+    println!(
+        "{kind:?} {rows} x {columns}: forward {forward:.3} ms, libtorch's {theirs:.3}; backward {backward:.3} ms"
+    );
+    Ok(())
+}
+
+/// Of twenty calls, each with its result.
+fn median(mut call: impl FnMut() -> Result<(), Error>) -> Result<f64, Error> {
+    call()?;
+    let mut times = Vec::new();
+    for _ in 0..20 {
+        Cuda::synchronize(0);
+        let start = Instant::now();
+        for _ in 0..10 {
+            call()?;
+        }
+        Cuda::synchronize(0);
+        times.push(start.elapsed().as_secs_f64() * 1e2);
+    }
+    times.sort_by(f64::total_cmp);
+    Ok(times[10])
+}
