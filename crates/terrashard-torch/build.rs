@@ -62,6 +62,7 @@ mod libtorch {
                 "src/shim.cc",
                 "src/attention.cc",
                 "src/branch.cc",
+                "src/columns.cc",
                 "src/compiled.cc",
                 "src/flat.cc",
                 "src/norm.cc",

@@ -3,6 +3,8 @@
 
 #include "compiled.h"
 
+#include "compiled_types.h"
+
 #include <c10/util/Exception.h>
 
 #include <dlfcn.h>
@@ -11,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <tuple>
 #include <utility>
 
@@ -65,15 +68,30 @@ struct Libraries {
   }
 };
 
+// 0, 1, 2 for the types that kernels know.
+std::optional<int> type_of(const at::Tensor& x) {
+  switch (x.scalar_type()) {
+    case at::kFloat:
+      return 0;
+    case at::kBFloat16:
+      return 1;
+    case at::kHalf:
+      return 2;
+    default:
+      return {};
+  }
+}
+
 // The machine code for the GPU `device`, empty if the compiler refuses.
-std::string compiled(const Libraries& it, const char* source, std::vector<std::string> options, int device) {
+std::string compiled(const Libraries& it, const std::string& source, std::vector<std::string> options, int device) {
   int major = 0, minor = 0;
   if (it.attribute(&major, kMajor, device) != 0 || it.attribute(&minor, kMinor, device) != 0) return {};
+  options.push_back("--std=c++17");
   options.push_back("--gpu-architecture=sm_" + std::to_string(major) + std::to_string(minor));
   std::vector<const char*> texts;
   for (const auto& option : options) texts.push_back(option.c_str());
   void* program = nullptr;
-  if (it.create(&program, source, "terrashard.cu", 0, nullptr, nullptr) != 0) return {};
+  if (it.create(&program, source.c_str(), "terrashard.cu", 0, nullptr, nullptr) != 0) return {};
   std::string code;
   size_t size = 0;
   if (it.compile(program, static_cast<int>(texts.size()), texts.data()) == 0 && it.code_size(program, &size) == 0) {
@@ -86,18 +104,25 @@ std::string compiled(const Libraries& it, const char* source, std::vector<std::s
 
 }  // namespace
 
-const Program* Program::of(const char* source, const std::vector<std::string>& options) {
+bool is_vectors(const at::Tensor& x) {
+  return x.is_contiguous() && reinterpret_cast<uintptr_t>(x.const_data_ptr()) % kVectorBytes == 0;
+}
+
+const Program* Program::of(const char* source, const at::Tensor& x, std::vector<std::string> defines) {
   const auto& it = Libraries::get();
+  const auto type = type_of(x);
   int device = 0;
-  if (!it.works || it.device(&device) != 0) return nullptr;
-  using Key = std::tuple<int, const char*, std::vector<std::string>>;
+  if (!x.is_cuda() || !type || !it.works || it.device(&device) != 0) return nullptr;
+  using Key = std::tuple<int, int, const char*, std::vector<std::string>>;
   static std::mutex mutex;
   // Never freed: kernels may run until the process ends.
   static auto& programs = *new std::map<Key, std::unique_ptr<Program>>;
   std::lock_guard<std::mutex> lock(mutex);
-  auto [place, is_new] = programs.try_emplace(Key(device, source, options));
+  auto [place, is_new] = programs.try_emplace(Key(device, *type, source, defines));
   if (is_new) {
-    const auto code = compiled(it, source, options, device);
+    for (auto& define : defines) define.insert(0, "-D");
+    defines.push_back("-DTYPE=" + std::to_string(*type));
+    const auto code = compiled(it, std::string(kTypes) + source, std::move(defines), device);
     auto program = std::make_unique<Program>();
     int processors = 0;
     if (!code.empty() && it.load(&program->module_, code.data()) == 0 &&

@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -11,9 +13,10 @@ namespace terrashard {
 // The kernels of one program on the current GPU.
 class Program {
  public:
-  // Compiles `source` with `options` for the current GPU, once for each GPU and set of options. Null if there is no compiler or
-  // driver, or it refuses: callers have another way.
-  static const Program* of(const char* source, const std::vector<std::string>& options);
+  // Compiles `source` for elements like those of `x` and its GPU, which is the current one, with `defines` like "NAME=3"; once
+  // for each GPU, type and set of these. Null if `x` is not on a GPU or of another type than f32, bf16, f16, if there is no
+  // compiler or driver, or it refuses: callers have another way.
+  static const Program* of(const char* source, const at::Tensor& x, std::vector<std::string> defines = {});
 
   // Has the GPU run the kernel `name` after what LibTorch has asked it for. An error throws.
   void launch(const char* name, unsigned blocks, unsigned threads, void** arguments) const;
@@ -25,5 +28,11 @@ class Program {
   void* module_ = nullptr;
   int64_t processors_ = 1;
 };
+
+// Bytes that a thread of these kernels reads at once.
+constexpr int64_t kVectorBytes = 16;
+
+// Whether the elements lie side by side from a place on where such reads can begin.
+bool is_vectors(const at::Tensor& x);
 
 }  // namespace terrashard

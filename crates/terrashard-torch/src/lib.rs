@@ -35,6 +35,8 @@ mod backend;
 #[cfg(feature = "tch")]
 mod branch;
 #[cfg(feature = "tch")]
+mod columns;
+#[cfg(feature = "tch")]
 mod device;
 #[cfg(feature = "tch")]
 mod error;
@@ -53,6 +55,7 @@ pub use {
     attention::Attention,
     backend::{LibTorch, Primitive, cpu, gpu, inner, is_unshared, outer},
     branch::{AttentionBranch, BranchActivation, FeedForwardBranch, Saved},
+    columns::{columns, columns_backward},
     device::{
         Memory, empty_cache, is_deterministic, load_cuda, set_deterministic, set_tf32, version,
     },

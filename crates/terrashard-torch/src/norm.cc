@@ -27,8 +27,6 @@ Tensor for_norm(const Tensor& x) {
   return x.is_cpu() && at::isReducedFloatingType(x.scalar_type()) ? x.to(at::kFloat) : x;
 }
 
-// Bytes that a thread reads at once.
-constexpr int64_t kVector = 16;
 // Threads of a block.
 constexpr int64_t kThreads = 128;
 // Elements of a row that one thread takes at most, so that they stay in its registers.
@@ -42,7 +40,7 @@ struct Cut {
 
 // Nothing if rows of so many elements suit the kernels badly.
 std::optional<Cut> cut(int64_t columns, int64_t bytes) {
-  const auto width = kVector / bytes;
+  const auto width = kVectorBytes / bytes;
   if (columns == 0 || columns % width != 0) return {};
   const auto vectors = columns / width;
   int64_t threads = 1;
@@ -52,32 +50,13 @@ std::optional<Cut> cut(int64_t columns, int64_t bytes) {
   return cut;
 }
 
-bool suits(const Tensor& x) {
-  return x.is_contiguous() && reinterpret_cast<uintptr_t>(x.const_data_ptr()) % kVector == 0;
-}
-
-// 0, 1, 2 for the types that the kernels know.
-std::optional<int> type_of(const Tensor& x) {
-  switch (x.scalar_type()) {
-    case at::kFloat:
-      return 0;
-    case at::kBFloat16:
-      return 1;
-    case at::kHalf:
-      return 2;
-    default:
-      return {};
-  }
-}
-
 // The program for rows like those of `x`. Null where LibTorch's kernels have to do.
 const Program* program(const Tensor& x, const std::optional<Cut>& cut) {
-  const auto type = type_of(x);
-  if (!x.is_cuda() || x.numel() == 0 || !type || !cut) return nullptr;
-  const auto define = [](const char* name, int64_t value) { return std::string("-D") + name + "=" + std::to_string(value); };
-  return Program::of(kNormKernels, {"--std=c++17", define("TYPE", *type), define("COLUMNS", x.size(-1)),
-                                    define("ROW_THREADS", cut->threads), define("VECTORS", cut->vectors),
-                                    define("THREADS", kThreads)});
+  if (x.numel() == 0 || !cut) return nullptr;
+  const auto define = [](const char* name, int64_t value) { return std::string(name) + "=" + std::to_string(value); };
+  return Program::of(kNormKernels, x,
+                     {define("COLUMNS", x.size(-1)), define("ROW_THREADS", cut->threads),
+                      define("VECTORS", cut->vectors), define("THREADS", kThreads)});
 }
 
 int64_t ceiling(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -89,7 +68,7 @@ Norm normalised(const Tensor& x, const Tensor& weight, const Tensor& bias, doubl
   const auto how = cut(x.size(-1), x.element_size());
   const auto* kernels = program(x, how);
   const bool same = weight.scalar_type() == x.scalar_type() && bias.scalar_type() == x.scalar_type();
-  if (kernels == nullptr || !same || !suits(x) || !suits(weight) || !suits(bias)) {
+  if (kernels == nullptr || !same || !is_vectors(x) || !is_vectors(weight) || !is_vectors(bias)) {
     auto [y, mean, inverse] =
         at::native_layer_norm(for_norm(x), weight.sizes(), for_norm(weight), for_norm(bias), epsilon);
     return {y.to(x.scalar_type()), mean, inverse};
@@ -114,7 +93,7 @@ NormGradients normalised_backward(const Tensor& gradient, const Tensor& x, const
   const auto how = cut(x.size(-1), x.element_size());
   const auto* kernels = program(x, how);
   const auto type = x.scalar_type();
-  const auto fits = [&](const Tensor& t) { return t.scalar_type() == type && suits(t); };
+  const auto fits = [&](const Tensor& t) { return t.scalar_type() == type && is_vectors(t); };
   const bool floats = norm.mean.scalar_type() == at::kFloat;
   if (kernels == nullptr || !floats || !fits(x) || !fits(weight) || !fits(gradient) || (beside && !fits(*beside))) {
     auto [gx, gw, gb] = at::native_layer_norm_backward(for_norm(gradient), for_norm(x), weight.sizes(), norm.mean,

@@ -1,5 +1,4 @@
-// The source of the kernels of layer normalisation, compiled where they run (`compiled.h`), for one type and row length:
-// TYPE 0, 1, 2 for f32, bf16, f16; COLUMNS = ROW_THREADS * VECTORS * (16 bytes / size of an element); THREADS in a block.
+// The source of the kernels of layer normalisation, after `compiled_types.h`, for one type and row length: COLUMNS = ROW_THREADS * VECTORS * (16 bytes / size of an element); THREADS in a block.
 //
 // ROW_THREADS neighbouring threads, a power of two within a warp, take a row. Vector `v` of thread `t` begins at element
 // (v * ROW_THREADS + t) * WIDTH. All sums are of 32 bits, in an order that does not depend on timing.
@@ -9,44 +8,8 @@
 namespace terrashard {
 
 constexpr const char* kNormKernels = R"kernels(
-typedef unsigned int u32;
-typedef unsigned short u16;
-typedef long long i64;
-
-#if TYPE == 0
-typedef float T;
-__device__ __forceinline__ float wide(float x) { return x; }
-__device__ __forceinline__ float narrow(float x) { return x; }
-#elif TYPE == 1
-typedef u16 T;
-__device__ __forceinline__ float wide(u16 x) { return __uint_as_float((u32)x << 16); }
-__device__ __forceinline__ u16 narrow(float x) {
-  u32 bits = __float_as_uint(x);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fff;
-  return (u16)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-}
-#else
-typedef u16 T;
-__device__ __forceinline__ float wide(u16 x) {
-  float y;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
-  return y;
-}
-__device__ __forceinline__ u16 narrow(float x) {
-  u16 y;
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
-  return y;
-}
-#endif
-
-constexpr int WIDTH = 16 / sizeof(T);
 constexpr int ELEMENTS = VECTORS * WIDTH;
 constexpr int ROWS = THREADS / ROW_THREADS;
-
-union Vector {
-  uint4 bits;
-  T values[WIDTH];
-};
 
 __device__ __forceinline__ void load(float (&to)[ELEMENTS], const T* from, int thread) {
 #pragma unroll

@@ -6,6 +6,7 @@
 #![expect(unsafe_code, reason = "calls into C++")]
 
 pub(crate) mod branch;
+pub(crate) mod columns;
 pub(crate) mod profile;
 
 use std::ffi::{CStr, c_char, c_int};
@@ -141,6 +142,8 @@ pub(crate) enum Call {
     Tf32,
     ProfileStart,
     ProfileFinish,
+    Columns,
+    ColumnsBackward,
 }
 
 impl Call {
@@ -161,6 +164,8 @@ impl Call {
             Self::Squares => "sums of squares",
             Self::Deterministic => "the choice of deterministic algorithms",
             Self::Memory => "the count of the device's memory",
+            Self::Columns => "shifted copies",
+            Self::ColumnsBackward => "the sum of shifted copies",
             Self::ProfileStart => "the start of a profile",
             Self::ProfileFinish => "the end of a profile",
             Self::Tf32 => "the choice of how matrix products round",

@@ -234,3 +234,46 @@ fn squares_are_added_up_in_wide_types() {
     let halves = values(&sums_of_squares(&[&half]).expect("one"));
     assert!((halves[0] - 301. / 256.).abs() < 1e-6, "{halves:?}");
 }
+
+#[test]
+fn shifted_copies() {
+    // One map of 2 x 3 pixels.
+    let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0]).view([1, 1, 2, 3]);
+    let copies = terrashard_torch::columns(&x).unwrap();
+    assert_eq!(copies.size(), [1, 9, 6]);
+    let row = |tap: i64| Vec::<f32>::try_from(copies.get(0).get(tap)).unwrap();
+    // The upper left neighbour of each pixel, the pixel itself, its right neighbour.
+    assert_eq!(row(0), [0.0, 0.0, 0.0, 0.0, 1.0, 2.0]);
+    assert_eq!(row(4), [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+    assert_eq!(row(5), [2.0, 3.0, 0.0, 5.0, 6.0, 0.0]);
+
+    // Each pixel comes back as often as it was copied: 4 times in a corner, 6 times between two.
+    let sum = terrashard_torch::columns_backward(&copies, [2, 3]).unwrap();
+    let sum = Vec::<f32>::try_from(sum.view([6])).unwrap();
+    assert_eq!(sum, [4.0, 12.0, 12.0, 16.0, 30.0, 24.0]);
+
+    let wrong = terrashard_torch::columns_backward(&copies, [2, 2]).unwrap_err();
+    assert!(
+        matches!(
+            wrong,
+            Error::Count {
+                expected: 4,
+                got: 6,
+                ..
+            }
+        ),
+        "{wrong}"
+    );
+    let wrong = terrashard_torch::columns(&x.get(0)).unwrap_err();
+    assert!(
+        matches!(
+            wrong,
+            Error::Count {
+                expected: 4,
+                got: 3,
+                ..
+            }
+        ),
+        "{wrong}"
+    );
+}

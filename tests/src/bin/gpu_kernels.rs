@@ -6,7 +6,9 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use terrashard_torch::tch::{Cuda, Device, Kind, Tensor};
-use terrashard_torch::{Error, layer_norm, layer_norm_backward, load_cuda};
+use terrashard_torch::{
+    Error, columns, columns_backward, layer_norm, layer_norm_backward, load_cuda,
+};
 
 const EPSILON: f64 = 1e-6;
 
@@ -63,13 +65,75 @@ fn run() -> Result<usize, Error> {
             }
         }
     }
+    for (kind, allowed) in [
+        (Kind::Float, 1e-6),
+        (Kind::BFloat16, 4e-3),
+        (Kind::Half, 6e-4),
+    ] {
+        for shape in MAPS {
+            let worst = check_columns(kind, shape)?;
+            checks += 1;
+            if worst.is_nan() || worst > allowed {
+                failed += 1;
+                println!("FAILED columns of {kind:?} {shape:?}: {worst:.1e} off");
+            }
+        }
+    }
     println!("gpu_kernels: {checks} checks, {failed} failed");
+    time_columns()?;
     for [rows, columns] in TIMED {
         for kind in [Kind::BFloat16, Kind::Float] {
             time(kind, rows, columns)?;
         }
     }
     Ok(failed)
+}
+
+/// Of which some have rows that LibTorch's kernels have to take.
+const MAPS: [[i64; 4]; 6] = [
+    [1, 1, 1, 8],
+    [2, 3, 5, 16],
+    [1, 8, 128, 128],
+    [3, 2, 7, 24],
+    [2, 2, 9, 13],
+    [1, 4, 3, 4],
+];
+
+/// The relative error of copies, which have to be exact, or of their sum.
+fn check_columns(kind: Kind, [n, c, h, w]: [i64; 4]) -> Result<f64, Error> {
+    let x = random(n * c * h, w, kind).view([n, c, h, w]);
+    let copies = columns(&x)?;
+    let wide = |tensor: &Tensor| tensor.to_device(Device::Cpu).to_kind(Kind::Double);
+    let one = [1, 1];
+    let expected = wide(&x).im2col([3, 3], one, one, one);
+    if !wide(&copies).equal(&expected) {
+        return Ok(f64::INFINITY);
+    }
+    let gradient = random(n * c * 9 * h, w, kind).view([n, c * 9, h * w]);
+    let sum = columns_backward(&gradient, [h, w])?;
+    let expected = wide(&gradient).col2im([h, w], [3, 3], one, one, one);
+    let norm = expected.norm().double_value(&[]);
+    Ok((wide(&sum) - expected).norm().double_value(&[]) / norm)
+}
+
+fn time_columns() -> Result<(), Error> {
+    let x = random(8 * 512, 512, Kind::BFloat16).view([1, 8, 512, 512]);
+    let copies = columns(&x)?;
+    let one = [1, 1];
+    let forward = median(|| columns(&x).map(drop))?;
+    let backward = median(|| columns_backward(&copies, [512, 512]).map(drop))?;
+    let theirs = median(|| {
+        let _copies = x.im2col([3, 3], one, one, one);
+        Ok(())
+    })?;
+    let their_sum = median(|| {
+        let _sum = copies.col2im([512, 512], [3, 3], one, one, one);
+        Ok(())
+    })?;
+    println!(
+        "shifted copies of 8 x 512 x 512: {forward:.3} ms, libtorch's {theirs:.3}; their sum {backward:.3} ms, libtorch's {their_sum:.3}"
+    );
+    Ok(())
 }
 
 fn random(rows: i64, columns: i64, kind: Kind) -> Tensor {

@@ -25,6 +25,7 @@ const UNSAFE: &[&str] = &[
     // Calls into C++.
     "crates/terrashard-torch/src/shim.rs",
     "crates/terrashard-torch/src/shim/branch.rs",
+    "crates/terrashard-torch/src/shim/columns.rs",
     "crates/terrashard-torch/src/shim/profile.rs",
 ];
 

@@ -5,6 +5,7 @@
 //! that the shifted copies of the whole batch never exist.
 
 use super::blocks::{fold, kinds, pieces, size4, unfold};
+use super::computed;
 use terrashard_torch::tch::{Kind, Tensor};
 
 /// The type in which sums over pixels are added up.
@@ -17,7 +18,7 @@ pub(super) fn wide(kind: Kind) -> Kind {
 
 /// `[n, in, h, w]` to `[n, in * 9, h * w]`.
 fn shifted(x: &Tensor) -> Tensor {
-    x.im2col([3, 3], [1, 1], [1, 1], [1, 1])
+    computed(terrashard_torch::columns(x))
 }
 
 /// `[N, in, h, w]` to `[N, out * classes^2, h, w]`.
@@ -72,8 +73,8 @@ pub(super) fn backward(
         if let Some(gx) = &gx {
             let turned = turned.unsqueeze(0).expand([count, -1, -1], false);
             let columns = turned.bmm(&own.view([count, out, h * w]));
-            let part = gx.narrow(0, start, count);
-            let _ = columns.col2im_out(&part, [h, w], [3, 3], [1, 1], [1, 1], [1, 1]);
+            let sum = computed(terrashard_torch::columns_backward(&columns, [h, w]));
+            gx.narrow(0, start, count).copy_(&sum);
         }
     }
     let gb = wanted[2].then(|| {
