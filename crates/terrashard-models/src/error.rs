@@ -18,6 +18,35 @@ pub enum Error {
         /// The name asked for.
         name: String,
     },
+    /// No tensor has a name of the origin that was given.
+    #[error("no tensor is named as `--from {origin}` names them: {remedy}")]
+    Origin {
+        /// What was given.
+        origin: &'static str,
+        /// What the names are.
+        remedy: String,
+    },
+    /// A checkpoint was trained with an activation that models here do not have.
+    #[error("the feed-forward parts have the activation `{name}`: there are gelu and silu")]
+    ImportActivation {
+        /// Its name there.
+        name: String,
+    },
+    /// A tensor of another project's checkpoint does not fit the model that the others make.
+    #[error(
+        "`{source_name}` does not fit `{name}`: it gives {} rows of {} values, expected are {} of {}",
+        got[0], got[1], expected[0], expected[1]
+    )]
+    ImportShape {
+        /// The model's tensor.
+        name: String,
+        /// The source's first tensor for it.
+        source_name: String,
+        /// Rows and values in a row of the model's.
+        expected: [usize; 2],
+        /// Of the source's.
+        got: [usize; 2],
+    },
     /// A buffer that the model needs was not given.
     #[error(
         "buffer `{name}` is missing: load a checkpoint of a model with the same `model.head_norm`"

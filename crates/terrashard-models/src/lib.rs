@@ -25,6 +25,7 @@ mod config;
 mod decoder;
 mod encoder;
 mod error;
+mod foreign;
 mod losses;
 mod net;
 mod padding;
@@ -37,6 +38,7 @@ pub use config::{FeedForward, HeadNorm, LevelActivation, ModelConfig, Upsampling
 pub use decoder::{Branch, Head, SUPERRES_CHANNELS, Tail};
 pub use encoder::{Attention, Block, MixFeedForward, Stage};
 pub use error::{Error, Result};
+pub use foreign::{HuggingFaceConfig, Import, Imported, Origin, Told};
 pub use losses::{Loss, Losses, Normalizers, Targets};
 pub use net::{Maps, S2s2Net};
 pub use scope::{Plain, Scope};
