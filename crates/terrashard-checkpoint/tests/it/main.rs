@@ -4,5 +4,6 @@
 
 mod damage;
 mod fixture;
+mod foreign;
 mod model;
 mod reshard;
