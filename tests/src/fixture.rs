@@ -337,7 +337,11 @@ impl Fixture {
     }
 }
 
-fn read(path: &Path) -> Result<Vec<u8>> {
+/// The bytes of a file.
+///
+/// # Errors
+/// [`Error::Read`].
+pub fn read(path: &Path) -> Result<Vec<u8>> {
     std::fs::read(path).map_err(|source| Error::Read {
         path: path.into(),
         source,

@@ -4,6 +4,7 @@
 
 pub mod backend;
 pub mod chain;
+pub mod checkpoints;
 pub mod counted;
 pub mod fixture;
 #[cfg(feature = "nccl")]
@@ -18,7 +19,8 @@ pub mod training;
 use terrashard_layout::{ElementType, Stage};
 
 use backend::Backend;
-use fixture::{Fixture, Result};
+use checkpoints::{ROLES, observe_import};
+use fixture::{Fixture, Kind, Result};
 use judge::{Bounds, Verdict, judge};
 use loss_cases::{has_labels, observe_cases, observe_net};
 use training::{Role, Run, observe};
@@ -53,7 +55,8 @@ pub fn compare(
         observed.extend(observe_cases(fixture, run(Role::Ranks))?);
     }
     let inputs = [
-        "in/",
+        // `in/..`, or `in` alone.
+        "in",
         "check/",
         "logits/",
         "labels/",
@@ -73,6 +76,19 @@ pub fn compare(
         ElementType::F64 => Bounds::Uniform(1e-7),
         _ => Bounds::OfTheSet,
     };
+    if fixture.parity.kind == Kind::Import {
+        let mut verdicts = Vec::new();
+        for role in ROLES {
+            if !fixture.parity.files.contains_key(role.0) {
+                continue;
+            }
+            let observed = observe_import(fixture, run(Role::One), role)?;
+            let is_whole = |key: &&String| !role.0.ends_with("backbone") || key.contains("feat");
+            let keys: Vec<String> = keys.iter().filter(is_whole).cloned().collect();
+            verdicts.extend(judge(fixture, &observed, &keys, bounds)?);
+        }
+        return Ok(verdicts);
+    }
     judge(fixture, &observed, &keys, bounds)
 }
 

@@ -17,6 +17,18 @@ pub(crate) struct Args {
     /// Only this ZeRO stage.
     #[arg(long)]
     stage: Option<u8>,
+    /// Element type: f32 within the set's tolerances, f64 within 1e-7.
+    #[arg(long, value_enum, default_value_t = Precision::F32)]
+    precision: Precision,
+}
+
+/// In which element type.
+#[derive(Clone, Copy, clap::ValueEnum)]
+pub(crate) enum Precision {
+    /// 32 bits.
+    F32,
+    /// 64 bits.
+    F64,
 }
 
 /// What computes.
@@ -47,5 +59,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if let Some(stage) = args.stage {
         step = step.args(["--stage", &stage.to_string()]);
     }
-    step.run()
+    let precision = match args.precision {
+        Precision::F32 => "f32",
+        Precision::F64 => "f64",
+    };
+    step.args(["--precision", precision]).run()
 }
