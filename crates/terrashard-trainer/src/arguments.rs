@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
+use terrashard_models::Origin;
+
 use crate::config::Device;
 use crate::error::Result;
 
@@ -38,6 +40,8 @@ pub enum Command {
     Verify(VerifyArguments),
     /// Write a checkpoint's parameters as one safetensors file that describes itself.
     Export(ExportArguments),
+    /// Make a model file of a checkpoint of another project, to start a training from with `train.init`.
+    Import(ImportArguments),
     /// Tell what a raster file holds.
     Info(InfoArguments),
     /// Write report.json and a self-contained report.html of a run.
@@ -254,6 +258,54 @@ pub struct ExportArguments {
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,
+}
+
+/// `terrashard import`.
+#[derive(Debug, Args)]
+pub struct ImportArguments {
+    /// Checkpoint; for `hf` its file with config.json beside it, or their folder
+    #[arg(value_name = "SRC")]
+    pub source: PathBuf,
+    /// Whose checkpoint it is: of transformers, of NVlabs (MiT, SegFormer), of mmsegmentation or s2s2net, or safetensors with this
+    /// program's names
+    #[arg(long, value_enum)]
+    pub from: OriginFlag,
+    /// Output file
+    #[arg(short, long, value_name = "OUT", default_value = "model.safetensors")]
+    pub output: PathBuf,
+    /// Bands of the model; each gets the mean of the source's kernels, times the source's bands by N [default: the source's]
+    #[arg(long, value_name = "N")]
+    pub bands: Option<usize>,
+    /// Import what there is where the encoder is not whole
+    #[arg(long)]
+    pub allow_partial: bool,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `--from`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OriginFlag {
+    /// Hugging Face's transformers.
+    Hf,
+    /// NVlabs' MiT and SegFormer.
+    Nvlabs,
+    /// mmsegmentation, or s2s2net.
+    Mmseg,
+    /// Safetensors with this program's names.
+    Safetensors,
+}
+
+impl From<OriginFlag> for Origin {
+    fn from(flag: OriginFlag) -> Self {
+        match flag {
+            OriginFlag::Hf => Self::HuggingFace,
+            OriginFlag::Nvlabs => Self::Nvlabs,
+            OriginFlag::Mmseg => Self::Mmseg,
+            OriginFlag::Safetensors => Self::Safetensors,
+        }
+    }
 }
 
 /// `terrashard info`.

@@ -8,20 +8,21 @@ use terrashard_layout::Stage;
 use terrashard_raster::Summary;
 
 use crate::arguments::{
-    Arguments, Command, ConfigFlags, ExportArguments, FitArguments, InfoArguments, PlanArguments,
-    PredictArguments, ReportArguments, TestArguments, VerifyArguments,
+    Arguments, Command, ConfigFlags, ExportArguments, FitArguments, ImportArguments, InfoArguments,
+    PlanArguments, PredictArguments, ReportArguments, TestArguments, VerifyArguments,
 };
 use crate::config::{Config, Device, Ranks, Resume};
 use crate::console::{print, tell};
 use crate::error::{Error, Result};
 use crate::export::Weights;
+use crate::import::{ImportOptions, Imported};
 use crate::planning::PlanOptions;
 use crate::prediction::PredictOptions;
 use crate::record::{Display, Scores, TestRecord, counted};
 use crate::run_directory::{RunDirectory, replace};
 use crate::sharding::Placement;
 use crate::training::{FitOptions, Fitted, verification};
-use crate::{evaluation, export, planning, prediction, report, training};
+use crate::{evaluation, export, import, planning, prediction, report, training};
 
 /// Runs a command.
 ///
@@ -35,6 +36,7 @@ pub fn run(arguments: Arguments) -> Result<()> {
         Command::Plan(arguments) => plan(&arguments),
         Command::Verify(arguments) => verify(&arguments),
         Command::Export(arguments) => export(&arguments),
+        Command::Import(arguments) => import(arguments),
         Command::Info(arguments) => info(&arguments),
         Command::Report(arguments) => report(arguments),
     }
@@ -312,6 +314,50 @@ fn export(arguments: &ExportArguments) -> Result<()> {
         true => document(&exported),
         false => format!("{}: {tensors}\n", exported.file.display()),
     })
+}
+
+fn import(arguments: ImportArguments) -> Result<()> {
+    let ImportArguments {
+        source,
+        from,
+        output,
+        bands,
+        allow_partial,
+        json,
+    } = arguments;
+    let imported = import::import(&ImportOptions {
+        origin: from.into(),
+        source,
+        output,
+        bands,
+        allow_partial,
+    })?;
+    print(&match json {
+        true => document(&imported),
+        false => import_table(&imported),
+    })
+}
+
+fn import_table(imported: &Imported) -> String {
+    let matched = counted(imported.matched.len(), "tensor");
+    let mut lines = vec![format!("{}: {matched}", imported.file.display())];
+    lines.extend(imported.bands.iter().map(|rule| format!("bands: {rule}")));
+    let epsilons = [
+        ("layer_norm_eps", Some(imported.model.layer_norm_eps)),
+        ("embed_norm_eps", imported.model.embed_norm_eps),
+        ("attn_norm_eps", imported.model.attn_norm_eps),
+    ];
+    let epsilons = epsilons
+        .iter()
+        .filter_map(|(key, epsilon)| Some((key, (*epsilon)?)));
+    lines.extend(epsilons.map(|(key, epsilon)| format!("model.{key} = {epsilon:e}")));
+    for (what, names) in [
+        ("missing in the source", &imported.missing),
+        ("unexpected in the source", &imported.unexpected),
+    ] {
+        lines.extend(names.iter().map(|name| format!("{what}: {name}")));
+    }
+    lines.join("\n") + "\n"
 }
 
 fn info(arguments: &InfoArguments) -> Result<()> {

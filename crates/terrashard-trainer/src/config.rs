@@ -6,6 +6,7 @@
 mod batch;
 mod device;
 mod keys;
+mod presets;
 mod sections;
 mod train;
 mod unsupported;
@@ -60,6 +61,7 @@ impl Config {
             set(&mut table, each)?;
         }
         unsupported::strip(&mut table)?;
+        presets::expand(&mut table)?;
         keys::check(&table, path)?;
         for section in keys::SECTIONS {
             table
@@ -78,6 +80,7 @@ impl Config {
             scene.mask = scene.mask.take().map(|mask| folder.join(mask));
             scene.highres = scene.highres.take().map(|image| folder.join(image));
         }
+        config.train.init = config.train.init.take().map(|init| folder.join(init));
         if let Resume::From(resume) = &mut config.checkpoint.resume {
             *resume = folder.join(&resume);
         }

@@ -145,6 +145,19 @@ pub enum Error {
         /// What to give instead.
         remedy: String,
     },
+    /// A checkpoint of another project lacks tensors of the encoder.
+    #[error(
+        "failed to import {}: it has no `{missing}`{}; import what it has with `--allow-partial`",
+        path.display(), and_more(*others)
+    )]
+    PartialEncoder {
+        /// The checkpoint.
+        path: PathBuf,
+        /// The first tensor of the model's encoder that it lacks.
+        missing: String,
+        /// How many others it lacks.
+        others: usize,
+    },
     /// A loss or gradient is not finite.
     #[error("the loss is {loss} at step {step}; lower `train.lr` or set `train.clip_norm`")]
     NonFinite {
@@ -220,6 +233,13 @@ pub enum Error {
         #[source]
         source: std::io::Error,
     },
+}
+
+fn and_more(others: usize) -> String {
+    match others {
+        0 => String::new(),
+        others => format!(" and {others} more of the encoder's tensors"),
+    }
 }
 
 fn nearest_or_none(nearest: &Option<String>) -> String {

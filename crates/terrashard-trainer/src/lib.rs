@@ -1,7 +1,7 @@
 //! Trains, tests and runs Sentinel-2 super-resolution segmentation models on sharded model states.
 //!
 //! A [`config::Config`] becomes a run ([`training::fit`]), a run leaves a [`run_directory`] behind, and what stands there is
-//! measured ([`evaluation`]), laid over scenes ([`prediction`]), exported ([`export`]) and shown ([`report`]); [`planning`] says
+//! measured ([`evaluation`]), laid over scenes ([`prediction`]), exported ([`export`]; checkpoints of others are read by [`import`]) and shown ([`report`]); [`planning`] says
 //! beforehand what each stage would take. [`commands`] is
 //! the program `terrashard` around that.
 //!
@@ -34,6 +34,7 @@ pub mod dataset;
 mod error;
 pub mod evaluation;
 pub mod export;
+pub mod import;
 pub mod mapping;
 mod output_file;
 pub mod planning;

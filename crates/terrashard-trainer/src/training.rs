@@ -1,6 +1,7 @@
 //! `fit`: ranks as threads, each with its own model, optimizer and loader; a loop that can be read.
 
 mod block_slots;
+mod initial;
 mod metered_communicator;
 mod rank;
 mod resume;
@@ -33,6 +34,7 @@ use crate::planning::{self, PlanOptions};
 use crate::process_memory::peak_rss_bytes;
 use crate::record::{Display, HeldBytes, SessionRecord};
 use crate::run_directory::{RunDirectory, replace};
+use initial::InitialValues;
 use resume::Start;
 use terrashard_zero::Precision;
 
@@ -129,6 +131,8 @@ pub fn fit(config: &Config, options: &FitOptions) -> Result<Fitted> {
     if start.step() >= last_step {
         return Ok(Fitted::NothingToDo { step: start.step() });
     }
+    // Opened to be checked before any work starts; each rank opens it for itself.
+    InitialValues::open(config, &start)?;
     let plan = Plan {
         config,
         run: Some(&options.run),

@@ -43,6 +43,8 @@ fn known() -> Vec<String> {
         ("checkpoint", fields::<CheckpointSection>()),
         ("log", fields::<LogSection>()),
     ];
+    // Written out before keys are checked.
+    keys.push("model.preset".into());
     for (prefix, names) in nested {
         keys.extend(names.iter().map(|name| format!("{prefix}.{name}")));
     }

@@ -1,6 +1,8 @@
 //! `[train]`: how long, how fast, in which types and by which rule.
 
 use serde::de::{self, Deserializer};
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 use terrashard_models::Loss;
 
@@ -46,6 +48,9 @@ pub struct TrainSection {
     pub groups: Vec<GroupEntry>,
     /// Decay of the moving average of the parameters, which is kept beside them. Default: no average.
     pub ema: Option<f64>,
+    /// Where initial values come from: a file of `terrashard import` or `export`, or a run or checkpoint. What it lacks, or has in
+    /// another shape behind the encoder, is drawn by the seed. Default: all are drawn.
+    pub init: Option<PathBuf>,
     /// Seed of initial values, sample order and augmentation. Default: 0.
     pub seed: u64,
     /// What the segmentation map is trained with: `focal` or `bce_dice`, of several classes `cross_entropy_dice`. Default: `focal`.
@@ -83,6 +88,7 @@ impl Default for TrainSection {
             clip_norm: None,
             groups: Vec::new(),
             ema: None,
+            init: None,
             seed: 0,
             loss: Loss::Focal,
             precision: Precision::Fp32,

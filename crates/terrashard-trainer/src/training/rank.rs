@@ -7,10 +7,11 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 use terrashard_collectives::{Communicator, Traffic};
 use terrashard_data::{Batch as Samples, Loader, LoaderOptions};
 use terrashard_layout::{ShardTable, Window};
-use terrashard_models::{Losses, Normalizers, S2s2Net, SUPERRES_CHANNELS, Targets, initial_value};
+use terrashard_models::{Losses, Normalizers, S2s2Net, SUPERRES_CHANNELS, Targets};
 use terrashard_ops::{Labels, Masks};
 use terrashard_zero::{Initial, Origin, Precision, StepOutcome, ZeroOptimizer, declared};
 
+use super::initial::InitialValues;
 use super::metered_communicator::MeteredCommunicator;
 use super::scope::Training;
 use super::settings::zero_config;
@@ -76,14 +77,15 @@ enum Became {
 
 impl<'a> Rank<'a> {
     pub(super) fn new(plan: &'a Plan<'a>, communicator: Arc<dyn Communicator>) -> Result<Self> {
-        let (config, seed) = (plan.config, plan.config.train.seed);
+        let config = plan.config;
         let communicator = MeteredCommunicator::new(communicator);
         let clock = StepClock::new(communicator.waited());
         let communicator: Arc<dyn Communicator> = Arc::new(communicator);
         let (rank, ranks) = (communicator.rank(), communicator.ranks());
         let device = plan.device.of_rank(rank, ranks)?;
         let model = config.model.init(&device)?;
-        let values = |name: &str, shape: &[usize]| initial_value(name, shape, seed);
+        let initial = InitialValues::open(config, &plan.start)?;
+        let values = |name: &str, shape: &[usize]| initial.of(name, shape);
         let parameters = declared(&model);
         let names = parameters.iter().map(|parameter| parameter.name.as_str());
         let zero = zero_config(config, plan.precision, plan.batch, names)?;
@@ -100,6 +102,8 @@ impl<'a> Rank<'a> {
             .map(|block| block.parameters)
             .collect();
         optimizer.declare_blocks(&blocks)?;
+        let origin = initial.told();
+        initial.finish(&model)?;
         plan.start.restore(&mut optimizer, &model)?;
         let options = LoaderOptions {
             rank: communicator.rank(),
@@ -118,6 +122,7 @@ impl<'a> Rank<'a> {
                 let progress =
                     Progress::new(plan.display, "step", plan.start.step(), plan.steps, every);
                 progress.say(&opening(plan, communicator.ranks(), optimizer.table()));
+                origin.iter().for_each(|origin| progress.say(origin));
                 Some((Metrics::open(run)?, progress))
             }
             _ => None,

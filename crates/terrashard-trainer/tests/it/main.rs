@@ -6,6 +6,7 @@ mod classes;
 mod commands;
 mod epochs;
 mod highres;
+mod imports;
 mod plan;
 mod predicted;
 mod reports;
