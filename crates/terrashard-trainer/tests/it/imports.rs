@@ -240,40 +240,6 @@ fn part_of_an_encoder_is_an_error_unless_it_is_wanted() {
 }
 
 #[test]
-fn several_classes_are_trained_and_tested_by_class() {
-    let scenario = Scenario::new();
-    let settings = [
-        "--set",
-        "model.classes=3",
-        "--set",
-        "train.loss=cross_entropy_dice",
-    ];
-    let fit = [
-        "fit",
-        "run.toml",
-        "--run",
-        "run",
-        "--stop-after",
-        "2",
-        "--ranks",
-        "2",
-        "--quiet",
-    ];
-    run(&scenario, &[&fit[..], &settings].concat()).unwrap();
-    let test = [
-        "test",
-        "run.toml",
-        "--checkpoint",
-        "run",
-        "--json",
-        "--quiet",
-    ];
-    let told = run(&scenario, &[&test[..], &settings].concat()).unwrap();
-    let told: Value = serde_json::from_str(&told).unwrap();
-    assert_eq!(told["per_class"].as_array().unwrap().len(), 3, "{told}");
-}
-
-#[test]
 fn presets_and_one_branch_are_settings() {
     let scenario = Scenario::new();
     let settings = [
