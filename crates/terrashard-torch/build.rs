@@ -67,6 +67,7 @@ mod libtorch {
                 "src/flat.cc",
                 "src/norm.cc",
                 "src/profile.cc",
+                "src/resize.cc",
             ])
             .compile("terrashard_shim");
         let libraries = folder.join("lib");

@@ -200,21 +200,14 @@ impl Kernels for LibTorch {
 
     fn resize_forward(x: Torch, size: [usize; 2]) -> Torch {
         let size = size.map(|extent| extent as i64);
-        outer(computed(
-            inner(&x).f_upsample_bilinear2d(size, false, None, None),
-        ))
+        outer(computed(terrashard_torch::resize_bilinear(inner(&x), size)))
     }
 
-    fn resize_backward(gradient: Torch, [h, w]: [usize; 2]) -> Torch {
-        let size = inner(&gradient).size();
-        let from = [size[0], size[1], h as i64, w as i64];
-        outer(computed(tch::Tensor::f_upsample_bilinear2d_backward(
-            inner(&gradient),
-            &size[2..],
-            from,
-            false,
-            None,
-            None,
+    fn resize_backward(gradient: Torch, size: [usize; 2]) -> Torch {
+        let size = size.map(|extent| extent as i64);
+        let gradient = inner(&gradient);
+        outer(computed(terrashard_torch::resize_bilinear_backward(
+            gradient, size,
         )))
     }
 

@@ -47,6 +47,8 @@ mod gradients;
 #[cfg(feature = "tch")]
 mod profile;
 #[cfg(feature = "tch")]
+mod resize;
+#[cfg(feature = "tch")]
 mod shim;
 
 #[cfg(feature = "tch")]
@@ -63,6 +65,7 @@ pub use {
     flat::{Pieces, sums_of_squares},
     gradients::{conv2d_backward, layer_norm, layer_norm_backward},
     profile::{Profile, ProfileRow},
+    resize::{resize_bilinear, resize_bilinear_backward},
     tch,
 };
 

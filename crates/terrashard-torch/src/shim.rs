@@ -8,6 +8,7 @@
 pub(crate) mod branch;
 pub(crate) mod columns;
 pub(crate) mod profile;
+pub(crate) mod resize;
 
 use std::ffi::{CStr, c_char, c_int};
 use std::ptr;
@@ -144,6 +145,8 @@ pub(crate) enum Call {
     ProfileFinish,
     Columns,
     ColumnsBackward,
+    Resize,
+    ResizeBackward,
 }
 
 impl Call {
@@ -164,6 +167,8 @@ impl Call {
             Self::Squares => "sums of squares",
             Self::Deterministic => "the choice of deterministic algorithms",
             Self::Memory => "the count of the device's memory",
+            Self::Resize => "resizing",
+            Self::ResizeBackward => "resizing's backward",
             Self::Columns => "shifted copies",
             Self::ColumnsBackward => "the sum of shifted copies",
             Self::ProfileStart => "the start of a profile",

@@ -7,7 +7,8 @@ use std::time::Instant;
 
 use terrashard_torch::tch::{Cuda, Device, Kind, Tensor};
 use terrashard_torch::{
-    Error, columns, columns_backward, layer_norm, layer_norm_backward, load_cuda,
+    Error, columns, columns_backward, layer_norm, layer_norm_backward, load_cuda, resize_bilinear,
+    resize_bilinear_backward,
 };
 
 const EPSILON: f64 = 1e-6;
@@ -79,8 +80,23 @@ fn run() -> Result<usize, Error> {
             }
         }
     }
+    for (kind, allowed) in [
+        (Kind::Float, 1e-6),
+        (Kind::BFloat16, 4e-3),
+        (Kind::Half, 6e-4),
+    ] {
+        for (shape, to) in RESIZED {
+            let worst = check_resize(kind, shape, to)?;
+            checks += 1;
+            if worst.is_nan() || worst > allowed {
+                failed += 1;
+                println!("FAILED {kind:?} {shape:?} resized to {to:?}: {worst:.1e} off");
+            }
+        }
+    }
     println!("gpu_kernels: {checks} checks, {failed} failed");
     time_columns()?;
+    time_resize()?;
     for [rows, columns] in TIMED {
         for kind in [Kind::BFloat16, Kind::Float] {
             time(kind, rows, columns)?;
@@ -132,6 +148,67 @@ fn time_columns() -> Result<(), Error> {
     })?;
     println!(
         "shifted copies of 8 x 512 x 512: {forward:.3} ms, libtorch's {theirs:.3}; their sum {backward:.3} ms, libtorch's {their_sum:.3}"
+    );
+    Ok(())
+}
+
+/// Maps and the sizes that they are resized to; some are left to LibTorch's kernels.
+const RESIZED: [([i64; 4], [i64; 2]); 7] = [
+    ([1, 8, 1, 1], [1, 4]),
+    ([2, 16, 4, 4], [8, 8]),
+    ([1, 256, 16, 16], [128, 128]),
+    ([2, 24, 5, 7], [20, 28]),
+    ([1, 8, 3, 5], [7, 11]),
+    ([1, 8, 6, 6], [3, 3]),
+    ([2, 5, 4, 4], [8, 8]),
+];
+
+/// Maps whose channels lie side by side.
+fn maps([n, c, h, w]: [i64; 4], kind: Kind) -> Tensor {
+    random(n * h * w, c, kind)
+        .view([n, h, w, c])
+        .permute([0, 3, 1, 2])
+}
+
+/// The larger relative error of the result and of the gradient.
+fn check_resize(kind: Kind, shape: [i64; 4], to: [i64; 2]) -> Result<f64, Error> {
+    let [n, c, h, w] = shape;
+    let wide = |tensor: &Tensor| tensor.to_device(Device::Cpu).to_kind(Kind::Double);
+    let off = |got: &Tensor, expected: &Tensor| {
+        (wide(got) - expected).norm().double_value(&[]) / expected.norm().double_value(&[])
+    };
+    let x = maps(shape, kind);
+    let expected = wide(&x).upsample_bilinear2d(to, false, None, None);
+    let first = off(&resize_bilinear(&x, to)?, &expected);
+    let gradient = maps([n, c, to[0], to[1]], kind);
+    let size = [n, c, h, w];
+    let expected =
+        Tensor::upsample_bilinear2d_backward(&wide(&gradient), to, size, false, None, None);
+    let second = off(&resize_bilinear_backward(&gradient, [h, w])?, &expected);
+    Ok(if first.is_nan() || first > second {
+        first
+    } else {
+        second
+    })
+}
+
+fn time_resize() -> Result<(), Error> {
+    let (small, large) = ([8, 256, 16, 16], [128, 128]);
+    let x = maps(small, Kind::BFloat16);
+    let gradient = maps([8, 256, 128, 128], Kind::BFloat16);
+    let forward = median(|| resize_bilinear(&x, large).map(drop))?;
+    let backward = median(|| resize_bilinear_backward(&gradient, [16, 16]).map(drop))?;
+    let theirs = median(|| {
+        let _large = x.upsample_bilinear2d(large, false, None, None);
+        Ok(())
+    })?;
+    let their_backward = median(|| {
+        let _small =
+            Tensor::upsample_bilinear2d_backward(&gradient, large, small, false, None, None);
+        Ok(())
+    })?;
+    println!(
+        "8 x 256 maps of 16 px to 128: {forward:.3} ms, libtorch's {theirs:.3}; backward {backward:.3} ms, libtorch's {their_backward:.3}"
     );
     Ok(())
 }

@@ -27,6 +27,7 @@ const UNSAFE: &[&str] = &[
     "crates/terrashard-torch/src/shim/branch.rs",
     "crates/terrashard-torch/src/shim/columns.rs",
     "crates/terrashard-torch/src/shim/profile.rs",
+    "crates/terrashard-torch/src/shim/resize.rs",
 ];
 
 /// Names that say nothing of what is in a file.
