@@ -277,3 +277,32 @@ fn shifted_copies() {
         "{wrong}"
     );
 }
+
+#[test]
+fn enlargement_by_two() {
+    let x = Tensor::from_slice(&[1.0f32, 3.0]).view([1, 1, 1, 2]);
+    let large = terrashard_torch::resize_bilinear(&x, [1, 4]).unwrap();
+    // A quarter of the way between the two, and the ends as they are.
+    assert_eq!(
+        Vec::<f32>::try_from(large.view([4])).unwrap(),
+        [1.0, 1.5, 2.5, 3.0]
+    );
+
+    let gradient = Tensor::from_slice(&[1.0f32, 0.0, 4.0, 0.0]).view([1, 1, 1, 4]);
+    let small = terrashard_torch::resize_bilinear_backward(&gradient, [1, 2]).unwrap();
+    // The third pixel is a quarter of the first and three of the second.
+    assert_eq!(Vec::<f32>::try_from(small.view([2])).unwrap(), [2.0, 3.0]);
+
+    let wrong = terrashard_torch::resize_bilinear(&x.get(0), [1, 4]).unwrap_err();
+    assert!(
+        matches!(
+            wrong,
+            Error::Count {
+                expected: 4,
+                got: 3,
+                ..
+            }
+        ),
+        "{wrong}"
+    );
+}
