@@ -1,7 +1,4 @@
 //! The branch that enlarges step by step, and several classes.
-
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use burn::tensor::{Device, Tensor};
 use terrashard_models::{
     IGNORE, Labels, Loss, ModelConfig, Normalizers, Plain, Targets, Upsampling,

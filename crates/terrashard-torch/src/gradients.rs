@@ -40,7 +40,7 @@ pub fn conv2d_backward(
 /// [`Error::Exception`](crate::Error) as for [`conv2d_backward`].
 pub fn layer_norm(x: &Tensor, weight: &Tensor, bias: &Tensor, epsilon: f64) -> Result<[Tensor; 3]> {
     let mut out = Outputs::new(Call::LayerNorm);
-    shim::layer_norm([x, weight, bias], epsilon, &mut out)?;
+    shim::norm::layer_norm([x, weight, bias], epsilon, &mut out)?;
     Ok([out.tensor(0)?, out.tensor(1)?, out.tensor(2)?])
 }
 
@@ -61,6 +61,6 @@ pub fn layer_norm_backward(
     wanted: [bool; 3],
 ) -> Result<[Option<Tensor>; 3]> {
     let mut out = Outputs::new(Call::LayerNormBackward);
-    shim::layer_norm_backward(gradient, x, [mean, inverse], weight, wanted, &mut out)?;
+    shim::norm::layer_norm_backward(gradient, x, [mean, inverse], weight, wanted, &mut out)?;
     Ok(out.take())
 }

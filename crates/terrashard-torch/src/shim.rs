@@ -7,6 +7,7 @@
 
 pub(crate) mod branch;
 pub(crate) mod columns;
+pub(crate) mod norm;
 pub(crate) mod profile;
 pub(crate) mod resize;
 
@@ -41,24 +42,6 @@ unsafe extern "C" {
         stride: i64,
         padding: i64,
         groups: i64,
-        wanted: *const bool,
-        out: Out,
-    ) -> c_int;
-    fn terrashard_layer_norm(
-        message: Message,
-        x: In,
-        weight: In,
-        bias: In,
-        epsilon: f64,
-        out: Out,
-    ) -> c_int;
-    fn terrashard_layer_norm_backward(
-        message: Message,
-        gradient: In,
-        x: In,
-        mean: In,
-        inverse: In,
-        weight: In,
         wanted: *const bool,
         out: Out,
     ) -> c_int;
@@ -272,44 +255,6 @@ pub(crate) fn conv2d_backward(
                 stride,
                 padding,
                 groups,
-                wanted.as_ptr(),
-                out,
-            )
-        }
-    })
-}
-
-pub(crate) fn layer_norm(
-    [x, weight, bias]: [&Tensor; 3],
-    epsilon: f64,
-    out: &mut Outputs<3>,
-) -> Result<()> {
-    let [x, weight, bias] = [x, weight, bias].map(handle);
-    out.fill(|message, out| {
-        // SAFETY: the tensors are borrowed until the call returns; `out` has the three places it uses.
-        unsafe { terrashard_layer_norm(message, x, weight, bias, epsilon, out) }
-    })
-}
-
-pub(crate) fn layer_norm_backward(
-    gradient: &Tensor,
-    x: &Tensor,
-    [mean, inverse]: [&Tensor; 2],
-    weight: &Tensor,
-    wanted: [bool; 3],
-    out: &mut Outputs<3>,
-) -> Result<()> {
-    let [gradient, x, mean, inverse, weight] = [gradient, x, mean, inverse, weight].map(handle);
-    out.fill(|message, out| {
-        // SAFETY: the tensors are borrowed until the call returns; `wanted` and `out` have the three places it uses.
-        unsafe {
-            terrashard_layer_norm_backward(
-                message,
-                gradient,
-                x,
-                mean,
-                inverse,
-                weight,
                 wanted.as_ptr(),
                 out,
             )
