@@ -141,21 +141,9 @@ const Tensor& needed(const Tensor* kept) {
   return *kept;
 }
 
-// Whether the normalised input is kept for backward. On a GPU the norm of few channels takes as long as a product of them, so what
-// is made again is what the product makes of it; on the CPU and with many channels the norm is what is cheap.
-bool keeps_normed(const Tensor& x) { return x.is_cuda() && x.size(-1) <= 512; }
-
-// What forward kept of a norm, or the norm made again.
-Norm kept_norm(const Tensor* const* saved, int first, const Tensor& x, const Parameters& p, int weight, double epsilon) {
-  if (saved[first] == nullptr) return normalised(x, p[weight], p[weight + 1], epsilon);
-  return {*saved[first], needed(saved[first + 1]), needed(saved[first + 2])};
-}
-
-void keep_norm(const Norm& norm, int first, Tensor** saved) {
-  saved[first] = given(norm.y);
-  saved[first + 1] = given(norm.mean);
-  saved[first + 2] = given(norm.inverse);
-}
+// Whether backward makes again what a product made of the norm, which takes a GPU less time than it would take memory.
+bool makes_queries_again(const Tensor& x) { return x.is_cuda(); }
+bool makes_hidden_again(const Tensor& x) { return x.is_cuda() && x.size(-1) <= 512; }
 
 // No samples: nothing to compute, and gradients of nought.
 bool is_empty(const Tensor& x) { return x.numel() == 0; }
@@ -179,11 +167,7 @@ enum AttentionParameter { kNorm, kQ = 2, kKv = 4, kOut = 6, kReduction = 8, kRed
 
 // What forward keeps for backward.
 enum AttentionSaved {
-  // One of the two.
   kQueries,
-  kNormed,
-  kMean,
-  kInverse,
   kKeysValues,
   kMixed,
   kSums,
@@ -267,27 +251,7 @@ Tensor reduced_map_backward(const Tensor& gradient, const Tensor& x, const Param
 
 enum FeedForwardParameter { kFeedNorm, kFirst = 2, kDepthwise = 4, kSecond = 6, kFeedForwardParameters = 8 };
 
-enum FeedForwardSaved {
-  // One of the two.
-  kHidden,
-  kFeedNormed,
-  kFeedMean,
-  kFeedInverse,
-  kConvolved,
-  kFeedForwardSaved
-};
-
-Tensor depthwise(const Tensor& x, const Tensor& weight, const Tensor& bias, const TerrashardFeedForward& how) {
-  const auto map = as_map(x, how.height, how.width);
-  if (x.is_cuda()) {
-    // cuDNN's convolution is without the bias.
-    auto y = as_tokens(at::conv2d(map, weight, {}, 1, 1, 1, x.size(2)));
-    auto values = rows(y);
-    add_to_columns(values, bias);
-    return y;
-  }
-  return as_tokens(at::conv2d(map, weight, bias, 1, 1, 1, x.size(2)));
-}
+enum FeedForwardSaved { kHidden, kConvolved, kFeedForwardSaved };
 
 enum Activation { kGelu, kSilu, kRelu, kMish };
 
@@ -318,6 +282,36 @@ Tensor activated_backward(Tensor gradient, const Tensor& x, int64_t activation) 
   }
 }
 
+struct Convolved {
+  Tensor convolved, activated;
+};
+
+// The depthwise convolution, and the activation of what it gives.
+Convolved convolved_and_activated(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                                  const TerrashardFeedForward& how) {
+  const auto map = as_map(x, how.height, how.width);
+  if (!x.is_cuda()) {
+    auto y = as_tokens(at::conv2d(map, weight, bias, 1, 1, 1, x.size(2)));
+    return {y, activated(y, how.activation)};
+  }
+  // cuDNN's convolution is without the bias.
+  auto y = as_tokens(at::conv2d(map, weight, {}, 1, 1, 1, x.size(2)));
+  auto values = rows(y);
+  add_to_columns(values, bias);
+  return {y, activated(y, how.activation)};
+}
+
+// Gives the gradients of the depthwise convolution's weight and bias, and gives back that of its input.
+Tensor depthwise_backward(const Tensor& gradient, const Tensor& x, const Parameters& p, const TerrashardFeedForward& how) {
+  // Its bias' gradient is a sum over rows like all others.
+  if (p.wanted[kDepthwise + 1]) p.give(kDepthwise + 1, sum_of_rows(rows(gradient)));
+  auto [gmap, gw, none] = at::convolution_backward(
+      as_map(gradient, how.height, how.width), as_map(x, how.height, how.width), p[kDepthwise], {}, {1, 1}, {1, 1},
+      {1, 1}, false, {0, 0}, x.size(2), {true, p.wanted[kDepthwise], false});
+  p.give(kDepthwise, gw);
+  return as_tokens(gmap);
+}
+
 }  // namespace
 
 extern "C" {
@@ -333,15 +327,9 @@ int terrashard_attention_branch(char** message, const Tensor* x, const Tensor* c
     }
     const Parameters p{parameters, nullptr, nullptr};
     auto* saved = out + 1;
-    auto norm = normalised(*x, p[kNorm], p[kNorm + 1], how->epsilon);
-    auto source = norm.y;
+    auto source = normalised(*x, p[kNorm], p[kNorm + 1], how->epsilon).y;
     const auto q = at::linear(source, p[kQ], p[kQ + 1]);
-    if (keeps_normed(*x)) {
-      keep_norm(norm, kNormed, saved);
-    } else {
-      saved[kQueries] = given(q);
-    }
-    norm = {};
+    if (!makes_queries_again(*x)) saved[kQueries] = given(q);
     if (how->ratio > 1) {
       auto reduced = reduced_map(source, p, *how);
       source = normalised(reduced, p[kReducedNorm], p[kReducedNorm + 1], how->reduced_epsilon).y;
@@ -371,7 +359,7 @@ int terrashard_attention_branch_backward(char** message, const Tensor* gradient,
     const Parameters p{parameters, wanted + 1, out + 1};
     if (is_empty(*x)) return give_zeros(*x, p, kAttentionParameters, wanted[0], out);
     const auto& mixed = needed(saved[kMixed]);
-    const auto norm = kept_norm(saved, kNormed, *x, p, kNorm, how->epsilon);
+    const auto norm = normalised(*x, p[kNorm], p[kNorm + 1], how->epsilon);
     Tensor gq, gkv;
     {
       const auto gy = rows(kept == nullptr ? gradient->contiguous() : gradient->mul(*kept));
@@ -414,19 +402,15 @@ int terrashard_feed_forward_branch(char** message, const Tensor* x, const Tensor
       return;
     }
     const Parameters p{parameters, nullptr, nullptr};
-    auto norm = normalised(*x, p[kFeedNorm], p[kFeedNorm + 1], how->epsilon);
-    auto hidden = at::linear(norm.y, p[kFirst], p[kFirst + 1]);
-    if (keeps_normed(*x)) {
-      keep_norm(norm, kFeedNormed, out + 1);
-    } else {
-      out[1 + kHidden] = given(hidden);
-    }
-    norm = {};
-    const auto convolved = depthwise(hidden, p[kDepthwise], p[kDepthwise + 1], *how);
+    auto hidden =
+        at::linear(normalised(*x, p[kFeedNorm], p[kFeedNorm + 1], how->epsilon).y, p[kFirst], p[kFirst + 1]);
+    if (!makes_hidden_again(*x)) out[1 + kHidden] = given(hidden);
+    auto both = convolved_and_activated(hidden, p[kDepthwise], p[kDepthwise + 1], *how);
     hidden.reset();
-    auto y = at::linear(activated(convolved, how->activation), p[kSecond], p[kSecond + 1]);
+    auto y = at::linear(both.activated, p[kSecond], p[kSecond + 1]);
+    both.activated.reset();
     out[0] = given(added(std::move(y), *x, kept));
-    out[1 + kConvolved] = given(convolved);
+    out[1 + kConvolved] = given(std::move(both.convolved));
   });
 }
 
@@ -439,20 +423,14 @@ int terrashard_feed_forward_branch_backward(char** message, const Tensor* gradie
     const Parameters p{parameters, wanted + 1, out + 1};
     if (is_empty(*x)) return give_zeros(*x, p, kFeedForwardParameters, wanted[0], out);
     const auto& convolved = needed(saved[kConvolved]);
-    const auto norm = kept_norm(saved, kFeedNormed, *x, p, kFeedNorm, how->epsilon);
+    const auto norm = normalised(*x, p[kFeedNorm], p[kFeedNorm + 1], how->epsilon);
     Tensor ghidden;
     {
       const auto gy = rows(kept == nullptr ? gradient->contiguous() : gradient->mul(*kept));
       p.give_linear(kSecond, gy, rows(activated(convolved, how->activation)));
       auto gconvolved = activated_backward(at::mm(gy, p[kSecond]).view_as(convolved), convolved, how->activation);
-      // Its bias' gradient is a sum over rows like all others.
-      if (p.wanted[kDepthwise + 1]) p.give(kDepthwise + 1, sum_of_rows(rows(gconvolved)));
       const auto hidden = saved[kHidden] == nullptr ? at::linear(norm.y, p[kFirst], p[kFirst + 1]) : *saved[kHidden];
-      auto [gmap, gw, none] = at::convolution_backward(
-          as_map(gconvolved, how->height, how->width), as_map(hidden, how->height, how->width), p[kDepthwise], {},
-          {1, 1}, {1, 1}, {1, 1}, false, {0, 0}, hidden.size(2), {true, p.wanted[kDepthwise], false});
-      p.give(kDepthwise, gw);
-      ghidden = rows(as_tokens(gmap));
+      ghidden = rows(depthwise_backward(gconvolved, hidden, p, *how));
     }
     p.give_linear(kFirst, ghidden, rows(norm.y));
     const auto gn = at::mm(ghidden, p[kFirst]).view_as(*x);

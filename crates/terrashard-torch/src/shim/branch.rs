@@ -78,11 +78,11 @@ unsafe extern "C" {
 /// Parameters of an attention branch: twelve, or eight where nothing is reduced.
 pub(crate) const ATTENTION_PARAMETERS: usize = 12;
 /// What an attention branch keeps for its backward.
-pub(crate) const ATTENTION_SAVED: usize = 10;
+pub(crate) const ATTENTION_SAVED: usize = 7;
 /// Parameters of a feed-forward branch.
 pub(crate) const FEED_FORWARD_PARAMETERS: usize = 8;
 /// What a feed-forward branch keeps for its backward.
-pub(crate) const FEED_FORWARD_SAVED: usize = 5;
+pub(crate) const FEED_FORWARD_SAVED: usize = 2;
 
 fn handle_or_null(tensor: Option<&Tensor>) -> In {
     tensor.map_or(ptr::null(), handle)
