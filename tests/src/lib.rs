@@ -14,6 +14,8 @@ pub mod judge;
 pub mod loss_cases;
 pub mod maps;
 pub mod nasty;
+#[cfg(feature = "nccl")]
+pub mod stage_grid;
 pub mod training;
 
 use terrashard_layout::{ElementType, Stage};

@@ -79,7 +79,7 @@ pub struct Nasty {
     pub head: Linear,
 }
 
-fn lazy<const D: usize>(shape: [usize; D]) -> Param<Tensor<D>> {
+fn lazy<const D: usize>(shape: [usize; D], device: &Device) -> Param<Tensor<D>> {
     let init = move |device: &Device, tracked: bool| {
         let tensor = Tensor::ones(shape, device);
         if tracked {
@@ -91,7 +91,7 @@ fn lazy<const D: usize>(shape: [usize; D]) -> Param<Tensor<D>> {
     Param::uninitialized(
         ParamId::new(),
         init,
-        Device::flex(),
+        device.clone(),
         true,
         Shape::from(shape),
     )
@@ -104,37 +104,41 @@ impl Default for Nasty {
 }
 
 impl Nasty {
-    /// The net, nothing of it initialised.
+    /// The net on burn's own CPU backend, nothing of it initialised.
     pub fn new() -> Self {
-        let device = Device::flex();
+        Self::on(&Device::flex())
+    }
+
+    /// The net on a plain device, nothing of it initialised.
+    pub fn on(device: &Device) -> Self {
         let shape = ConvShape {
             stride: 1,
             padding: 1,
             groups: 1,
         };
         let mix = Mix {
-            weight: lazy([5, 5]),
-            bias: lazy([5]),
+            weight: lazy([5, 5], device),
+            bias: lazy([5], device),
         };
         Self {
             stem: Stem {
-                conv: Conv2d::new(3, 7, 3, shape, &device).without_bias(),
-                norm: BatchNorm::new(7, &device),
+                conv: Conv2d::new(3, 7, 3, shape, device).without_bias(),
+                norm: BatchNorm::new(7, device),
             },
-            frozen: Conv2d::new(7, 7, 3, shape, &device),
+            frozen: Conv2d::new(7, 7, 3, shape, device),
             tokens: Tokens {
-                norm: LayerNorm::new(7, 1e-5, &device),
-                gain: lazy([1]),
-                nothing: lazy([0, 4]),
-                linear: Linear::new(7, 5, &device),
+                norm: LayerNorm::new(7, 1e-5, device),
+                gain: lazy([1], device),
+                nothing: lazy([0, 4], device),
+                linear: Linear::new(7, 5, device),
             },
             again: Again {
                 tied: mix.weight.clone(),
-                norm: LayerNorm::new(5, 1e-5, &device),
+                norm: LayerNorm::new(5, 1e-5, device),
             },
             mix,
-            side: Linear::new(5, 2, &device),
-            head: Linear::new(5, 3, &device),
+            side: Linear::new(5, 2, device),
+            head: Linear::new(5, 3, device),
         }
     }
 

@@ -95,6 +95,8 @@ pub struct Case {
     pub drop: f64,
     /// Whether the optimizer is told the blocks.
     pub declared: bool,
+    /// Where tensors are.
+    pub device: Device,
 }
 
 impl Case {
@@ -123,6 +125,7 @@ impl Case {
             lr: 1e-3,
             drop: 0.0,
             declared: true,
+            device: Device::flex(),
         }
     }
 
@@ -190,14 +193,14 @@ impl Trainer {
     /// # Errors
     /// Those of [`ZeroOptimizer::new`].
     pub fn new(case: &Case, communicator: Arc<dyn Communicator>) -> Result<Self> {
-        let net = Nasty::new();
+        let net = Nasty::on(&case.device);
         let sums = Arc::new(Sums(communicator.clone()));
         let optimizer = ZeroOptimizer::new(
             &net,
             case.config.clone(),
             Initial::Keyed(&initial),
             communicator,
-            &Device::flex(),
+            &case.device,
         )?;
         if case.declared {
             optimizer.declare_blocks(&net.blocks())?;
@@ -231,7 +234,7 @@ impl Trainer {
     /// The batch of these samples, on the autodiff device.
     pub fn batch(&self, ids: &[u64]) -> Batch {
         let (compute, master) = self.case.types();
-        Batch::new(ids, &Device::flex().autodiff(), compute, master)
+        Batch::new(ids, &self.case.device.clone().autodiff(), compute, master)
     }
 
     /// The loss of one micro-batch over `count` values.

@@ -1,0 +1,112 @@
+//! The stage grid on one device: every training of the small net equals that of one rank, and the stages each other.
+
+use std::sync::Arc;
+
+use burn::tensor::Device;
+use terrashard_collectives::Communicator;
+use terrashard_layout::Stage;
+use terrashard_zero::{Offload, Recompute, Result};
+
+use crate::gpu_ranks::Checks;
+use crate::nasty::{Case, Trained, difference, train};
+
+/// Relative difference of any parameter or state to training on one rank, in f32 after 20 steps, at most.
+pub const BOUND: f64 = 1e-5;
+
+/// One cell of the grid, with its name.
+#[derive(Debug, Clone)]
+pub struct Cell {
+    /// What is special about it.
+    pub name: String,
+    /// Its settings.
+    pub case: Case,
+}
+
+/// Every stage, with recomputation, offload, accumulation, without overlap, and in groups where there are ranks for them.
+pub fn cells(ranks: usize, steps: u64, device: &Device) -> Vec<Cell> {
+    let mut cells = Vec::new();
+    for stage in Stage::ALL {
+        let mut add = |name: &str, change: &dyn Fn(&mut Case)| {
+            let mut case = Case::new(ranks);
+            case.steps = steps;
+            case.device = device.clone();
+            case.config.stage = stage;
+            change(&mut case);
+            let name = format!("stage {stage}, {name}");
+            cells.push(Cell { name, case });
+        };
+        add("plain", &|_| {});
+        add("no overlap", &|case| {
+            case.config.overlap = false;
+            case.config.prefetch = 0;
+        });
+        add("recompute", &|case| case.recompute = Recompute::Recompute);
+        add("accumulate 3", &|case| case.config.accumulate = 3);
+        let offload = match stage {
+            Stage::Zero => None,
+            Stage::One | Stage::Two => Some(Offload::Optimizer),
+            Stage::Three => Some(Offload::Parameters),
+        };
+        if let Some(offload) = offload {
+            add("offload", &|case| case.config.offload = offload);
+        }
+        if stage == Stage::Three {
+            add("prefetch 2", &|case| case.config.prefetch = 2);
+        }
+        if ranks.is_multiple_of(2) && ranks > 2 {
+            add("groups of 2", &|case| case.config.shard_group = Some(2));
+        }
+    }
+    cells
+}
+
+/// Trains every cell on `communicator` and compares it with one rank, on `alone`, and with the first stage's plain cell of as
+/// many micro-batches. All ranks call it alike.
+pub fn run(
+    checks: &mut Checks,
+    communicator: &Arc<dyn Communicator>,
+    alone: &Arc<dyn Communicator>,
+    cells: &[Cell],
+) {
+    let mut references: Vec<(usize, Trained)> = Vec::new();
+    let mut plain: Vec<(usize, Trained)> = Vec::new();
+    for Cell { name, case } in cells {
+        checks.check(name, || -> Result<String> {
+            let accumulate = case.config.accumulate;
+            if !references.iter().any(|(of, _)| *of == accumulate) {
+                let reference = train(&on_one(case), alone.clone())?;
+                references.push((accumulate, reference));
+            }
+            let expected = references.iter().find(|(of, _)| *of == accumulate);
+            let expected = &expected.expect("made above").1;
+            let got = train(case, communicator.clone())?;
+            let (worst, parameter) = difference(&got.states, &expected.states);
+            assert!(
+                worst <= BOUND,
+                "{parameter} differs by {worst:.1e} from training on one rank, allowed are {BOUND:.0e}"
+            );
+            let bits = match plain.iter().find(|(of, _)| *of == accumulate) {
+                Some((_, first)) if *first == got => "bitwise as stage 0".to_owned(),
+                Some((_, first)) => {
+                    let (apart, _) = difference(&got.states, &first.states);
+                    format!("{apart:.1e} from stage 0, NOT bitwise")
+                }
+                None => {
+                    plain.push((accumulate, got));
+                    "the first of its kind".to_owned()
+                }
+            };
+            Ok(format!("{worst:.1e} from one rank; {bits}"))
+        });
+    }
+}
+
+/// The same samples on one rank, with nothing sharded.
+fn on_one(case: &Case) -> Case {
+    let mut one = case.clone();
+    one.config.stage = Stage::Zero;
+    one.config.offload = Offload::None;
+    one.config.shard_group = None;
+    one.recompute = Recompute::Keep;
+    one
+}
