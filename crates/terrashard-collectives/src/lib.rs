@@ -2,7 +2,8 @@
 //!
 //! [`Communicator`] is what a rank holds: all-reduce, reduce-scatter, all-gather, broadcast and barrier. Calls
 //! are asynchronous: each returns a [`Pending`] that owns the buffers until it is waited for, so a buffer on its
-//! way cannot be changed or freed. [`local`] runs ranks as threads of one process; `mpi`, a feature, as processes.
+//! way cannot be changed or freed. [`local`] runs ranks as threads of one process; `mpi`, a feature, as processes;
+//! `nccl`, another, as GPUs. [`bootstrap`] is how processes find each other.
 //!
 //! ```
 //! use burn::tensor::{Device, Tensor};
@@ -22,7 +23,8 @@
 //! A sum over ranks is taken as `rank 0 + rank 1 + ...`, element by element, whatever the timing, the length
 //! of the tensor and the verb. So an all-reduce equals the all-gather of a reduce-scatter bit for bit, and
 //! training that shards gradients equals training that does not. `f32` and `f64` are added in their own
-//! precision; `bf16` and `f16` are added in `f32` and rounded once, at the end.
+//! precision; `bf16` and `f16` are added in `f32` and rounded once, at the end. Only NCCL has an order of its own, of which
+//! its module tells.
 //!
 //! # Failure
 //!
