@@ -7,11 +7,10 @@ use terrashard_tests::backend::Backend;
 use terrashard_tests::gpu_ranks::Checks;
 use terrashard_tests::stage_grid;
 
-/// Two steps of each cell; a bound that training on one rank exceeds would end the run.
 #[test]
 fn the_grid_holds_on_threads() {
     let device = Backend::Tch.device();
-    let cells = stage_grid::cells(2, 2, &device);
+    let cells = stage_grid::cells(2, 20, &device);
     assert_eq!(cells.len(), 4 * 4 + 3 + 1);
     let told = local::run(2, |communicator| {
         let communicator: Arc<dyn Communicator> = Arc::new(communicator);
