@@ -24,6 +24,8 @@ pub struct Arguments {
 pub enum Command {
     /// Train the model of a configuration, or go on where a run ended.
     Fit(FitArguments),
+    /// Start a command once for each GPU, as the ranks of one run.
+    Launch(LaunchArguments),
     /// Measure a checkpoint on the test region, beside a trivial baseline.
     #[command(mut_arg("ranks", |ranks| ranks.help(
         "Number of ranks, each a thread [default: the configuration's `zero.ranks`, where `auto` is one for each core]"
@@ -141,6 +143,32 @@ pub struct FitArguments {
     /// Print nothing
     #[arg(long)]
     pub quiet: bool,
+}
+
+/// `terrashard launch`.
+#[derive(Debug, Args)]
+pub struct LaunchArguments {
+    /// Number of ranks, each a process with a GPU of its own [default: one for each GPU that can be used]
+    #[arg(short = 'n', long, value_name = "N")]
+    pub ranks: Option<usize>,
+    /// Whose output is shown; other ranks' errors always are
+    #[arg(long, value_enum, default_value = "first")]
+    pub output: OutputFlag,
+    /// How long the other ranks may take to end by themselves after one has failed, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    pub end_within: u64,
+    /// A command with its arguments: `-- fit run.toml`
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub command: Vec<String>,
+}
+
+/// `--output`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OutputFlag {
+    /// That of rank 0
+    First,
+    /// That of all ranks, each line with its rank
+    All,
 }
 
 /// `terrashard test`.

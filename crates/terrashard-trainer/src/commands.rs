@@ -2,20 +2,24 @@
 
 use std::path::{Path, PathBuf};
 use std::thread;
+use std::time::Duration;
 
 use serde::Serialize;
+use terrashard_collectives::bootstrap::Output;
 use terrashard_layout::Stage;
 use terrashard_raster::Summary;
 
 use crate::arguments::{
     Arguments, Command, ConfigFlags, ExportArguments, FitArguments, ImportArguments, InfoArguments,
-    PlanArguments, PredictArguments, ReportArguments, TestArguments, VerifyArguments,
+    LaunchArguments, OutputFlag, PlanArguments, PredictArguments, ReportArguments, TestArguments,
+    VerifyArguments,
 };
 use crate::config::{Config, Device, Ranks, Resume};
 use crate::console::{print, tell};
 use crate::error::{Error, Result};
 use crate::export::Weights;
 use crate::import::{ImportOptions, Imported};
+use crate::launching::{self, LaunchOptions};
 use crate::planning::PlanOptions;
 use crate::prediction::PredictOptions;
 use crate::record::{Display, Scores, TestRecord, counted};
@@ -31,6 +35,7 @@ use crate::{evaluation, export, import, planning, prediction, report, training};
 pub fn run(arguments: Arguments) -> Result<()> {
     match arguments.command {
         Command::Fit(arguments) => fit(arguments),
+        Command::Launch(arguments) => launch(arguments),
         Command::Test(arguments) => test(arguments),
         Command::Predict(arguments) => predict(arguments),
         Command::Plan(arguments) => plan(&arguments),
@@ -102,6 +107,24 @@ fn skipped(skipped: u64, steps: u64) -> String {
         ),
         _ => format!(", {skipped} of {steps} skipped"),
     }
+}
+
+fn launch(arguments: LaunchArguments) -> Result<()> {
+    let LaunchArguments {
+        ranks,
+        output,
+        end_within,
+        command,
+    } = arguments;
+    launching::launch(&LaunchOptions {
+        ranks,
+        output: match output {
+            OutputFlag::First => Output::First,
+            OutputFlag::All => Output::All,
+        },
+        end_within: Duration::from_secs(end_within),
+        command,
+    })
 }
 
 fn test(arguments: TestArguments) -> Result<()> {

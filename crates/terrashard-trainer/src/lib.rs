@@ -2,7 +2,7 @@
 //!
 //! A [`config::Config`] becomes a run ([`training::fit`]), a run leaves a [`run_directory`] behind, and what stands there is
 //! measured ([`evaluation`]), laid over scenes ([`prediction`]), exported ([`export`]; checkpoints of others are read by [`import`]) and shown ([`report`]); [`planning`] says
-//! beforehand what each stage would take. [`commands`] is
+//! beforehand what each stage would take, and [`launching`] makes processes of the ranks. [`commands`] is
 //! the program `terrashard` around that.
 //!
 //! ```
@@ -35,6 +35,7 @@ mod error;
 pub mod evaluation;
 pub mod export;
 pub mod import;
+pub mod launching;
 pub mod mapping;
 mod output_file;
 pub mod planning;

@@ -388,3 +388,25 @@ fn a_failed_prediction_leaves_no_file() {
         assert!(message.contains("failed to write"), "{message}");
     }
 }
+
+#[test]
+fn ranks_that_are_processes_need_gpus() {
+    let scenario = Scenario::new();
+    let check = |arguments: &[&str], expected: &str| {
+        let output = scenario.terrashard(arguments);
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{text}");
+        assert!(
+            text.contains(expected) && text.lines().count() == 1,
+            "{text}"
+        );
+    };
+    // More than any machine has; on one without a GPU there is none at all.
+    let many = ["launch", "-n", "4096", "--", "fit", "run.toml"];
+    check(&many, "expected");
+    let on_cpu = [
+        "launch", "-n", "2", "--", "fit", "run.toml", "--device", "cpu",
+    ];
+    check(&on_cpu, "use `--ranks N` without `launch`");
+    check(&["launch", "-n", "2"], "COMMAND");
+}
