@@ -49,12 +49,13 @@ mod driver;
 mod library;
 mod options;
 mod process;
+#[cfg(test)]
+mod rehearsal;
 mod ring;
 mod watchdog;
 
 use std::fmt::{self, Debug};
 use std::sync::Arc;
-use std::thread;
 
 use burn::tensor::{Device, FloatDType, Tensor};
 
@@ -66,8 +67,8 @@ use channel::Channel;
 use driver::Gpu;
 use library::Library;
 pub use options::{Check, Options};
-use process::{Group, Process};
-use watchdog::Watchdog;
+use process::{Carrier, Group, Process};
+use watchdog::Part;
 
 /// GPUs that this process may use, as `CUDA_VISIBLE_DEVICES` leaves them.
 ///
@@ -113,7 +114,8 @@ pub fn gpu_of(launched: &Launched, visible: usize) -> Result<usize> {
 /// Communicators that outlive it give errors.
 pub struct NcclWorld {
     communicator: NcclCommunicator,
-    watchdog: Option<Watchdog>,
+    /// In a run of several.
+    _part: Option<Part>,
 }
 
 impl NcclWorld {
@@ -141,20 +143,20 @@ impl NcclWorld {
             Library::get()?;
         }
         let store = Store::join(launched, options.join)?;
-        let process = Arc::new(Process::new(store, gpu, options));
+        let process = Arc::new(Process::new(store, options));
         let ranks = launched.ranks;
         if ranks == 1 {
             return Ok(Self {
-                communicator: NcclCommunicator::alone(&process),
-                watchdog: None,
+                communicator: NcclCommunicator::alone(&process, &gpu),
+                _part: None,
             });
         }
-        let watchdog = Watchdog::start(&process)?;
-        own_gpus(&process)?;
-        let communicator = NcclCommunicator::join(&process, "world", (0..ranks).collect())?;
+        let part = Part::begin(&process)?;
+        own_gpus(&process, &gpu)?;
+        let communicator = NcclCommunicator::join(&process, &gpu, "world", (0..ranks).collect())?;
         Ok(Self {
             communicator,
-            watchdog: Some(watchdog),
+            _part: Some(part),
         })
     }
 
@@ -170,27 +172,7 @@ impl NcclWorld {
 
     /// The number of the GPU among those that this process may use.
     pub fn gpu(&self) -> usize {
-        self.communicator.process.gpu.index()
-    }
-}
-
-impl Drop for NcclWorld {
-    fn drop(&mut self) {
-        let Some(watchdog) = self.watchdog.take() else {
-            return;
-        };
-        let process = &self.communicator.process;
-        if thread::panicking() {
-            process.end(
-                &process.store,
-                &format!("rank {} gave up: panicked", process.rank()),
-            );
-        }
-        if let Err(error) = process.leave() {
-            process.end(&process.store, &error.to_string());
-        }
-        watchdog.stop();
-        process.close();
+        self.communicator.gpu.index()
     }
 }
 
@@ -212,9 +194,9 @@ fn load_cuda() -> Result<()> {
 }
 
 /// An error if two ranks have the same GPU.
-fn own_gpus(process: &Process) -> Result<()> {
+fn own_gpus(process: &Process, gpu: &Gpu) -> Result<()> {
     let (rank, ranks) = (process.rank(), process.store.launched().ranks);
-    let (name, mine) = process.gpu.identity()?;
+    let (name, mine) = gpu.identity()?;
     process.store.set(&format!("gpu/{rank}"), &mine)?;
     for other in (0..ranks).filter(|other| *other != rank) {
         let theirs = process.meet("say which GPU they use", || {
@@ -240,6 +222,7 @@ fn own_gpus(process: &Process) -> Result<()> {
 #[derive(Debug, Clone)]
 pub struct NcclCommunicator {
     process: Arc<Process>,
+    gpu: Arc<Gpu>,
     member: Member,
     meter: Arc<Meter>,
 }
@@ -248,23 +231,29 @@ pub struct NcclCommunicator {
 enum Member {
     /// In a group of one, which has nothing to do.
     Alone,
-    Of(Arc<Group>),
+    Of(Arc<Group>, Arc<Channel>),
 }
 
 impl NcclCommunicator {
-    fn alone(process: &Arc<Process>) -> Self {
+    fn alone(process: &Arc<Process>, gpu: &Arc<Gpu>) -> Self {
         Self {
             process: Arc::clone(process),
+            gpu: Arc::clone(gpu),
             member: Member::Alone,
             meter: Arc::default(),
         }
     }
 
     /// Joins the group of the ranks `members` of the run, which all of them do.
-    fn join(process: &Arc<Process>, name: &str, members: Arc<[usize]>) -> Result<Self> {
+    fn join(
+        process: &Arc<Process>,
+        gpu: &Arc<Gpu>,
+        name: &str,
+        members: Arc<[usize]>,
+    ) -> Result<Self> {
         let me = process.rank();
         if members.len() == 1 {
-            return Ok(Self::alone(process));
+            return Ok(Self::alone(process, gpu));
         }
         let rank = members.iter().position(|&member| member == me);
         let rank = rank.expect("a rank joins only groups that it belongs to");
@@ -280,13 +269,16 @@ impl NcclCommunicator {
                     reason: format!("rank {} tells what is no name of a group", members[0]),
                 })?
             };
-            Channel::join(&process.gpu, id, rank, members.len())
+            Channel::join(gpu, id, rank, members.len())
         })?;
-        let group = Arc::new(Group::new(name.to_owned(), rank, members, channel));
+        let channel = Arc::new(channel);
+        let carrier = Arc::clone(&channel) as Arc<dyn Carrier>;
+        let group = Arc::new(Group::new(name.to_owned(), rank, members, carrier));
         process.add(&group);
         Ok(Self {
             process: Arc::clone(process),
-            member: Member::Of(group),
+            gpu: Arc::clone(gpu),
+            member: Member::Of(group, channel),
             meter: Arc::default(),
         })
     }
@@ -294,7 +286,7 @@ impl NcclCommunicator {
     fn begin(&self, verb: Verb, input: Tensor<1>) -> Result<Pending> {
         let (rank, ranks) = (self.rank(), self.ranks());
         let call = Call::new(verb, &input, ranks)?;
-        let Member::Of(group) = &self.member else {
+        let Member::Of(group, channel) = &self.member else {
             self.meter.count(&call, rank, ranks);
             return Ok(Pending::ready(input));
         };
@@ -302,20 +294,26 @@ impl NcclCommunicator {
         if is_host(&device) {
             return self.begin_on_host(verb, input, device);
         }
-        let in_flight = self.issue(group, call, Source::of(input)?)?;
+        let in_flight = self.issue(group, channel, call, Source::of(input)?)?;
         self.meter.count(&call, rank, ranks);
         Ok(Pending::new(move || in_flight.result()))
     }
 
     /// A call with a tensor of the host, by way of the GPU.
     fn begin_on_host(&self, verb: Verb, input: Tensor<1>, device: Device) -> Result<Pending> {
-        let gpu = terrashard_torch::gpu(self.process.gpu.index());
+        let gpu = terrashard_torch::gpu(self.gpu.index());
         let pending = self.begin(verb, moved(input, &gpu)?)?;
         Ok(Pending::new(move || moved(pending.wait()?, &device)))
     }
 
     /// Has the GPU make a call.
-    fn issue(&self, group: &Arc<Group>, call: Call, input: Source) -> Result<InFlight> {
+    fn issue(
+        &self,
+        group: &Group,
+        channel: &Channel,
+        call: Call,
+        input: Source,
+    ) -> Result<InFlight> {
         self.process.is_here()?;
         let buffers = input.buffers(&call, group.rank, group.members.len())?;
         let sequence = group.begin(call);
@@ -323,9 +321,7 @@ impl NcclCommunicator {
             group.agree(&self.process, sequence, call)?;
         }
         let (input, output) = buffers.tensors();
-        let done = group
-            .channel
-            .issue(&call, input, output, |done| group.watch(sequence, done))?;
+        let done = channel.issue(&call, input, output, |done| group.watch(sequence, done))?;
         Ok(InFlight::new(done, buffers))
     }
 }
@@ -348,14 +344,14 @@ impl Communicator for NcclCommunicator {
     fn rank(&self) -> usize {
         match &self.member {
             Member::Alone => 0,
-            Member::Of(group) => group.rank,
+            Member::Of(group, _) => group.rank,
         }
     }
 
     fn ranks(&self) -> usize {
         match &self.member {
             Member::Alone => 1,
-            Member::Of(group) => group.members.len(),
+            Member::Of(group, _) => group.members.len(),
         }
     }
 
@@ -378,23 +374,21 @@ impl Communicator for NcclCommunicator {
     /// Blocks the host until all ranks have come, and the GPU has done all that it was asked for before.
     fn barrier(&self) -> Result<()> {
         let call = Call::without_elements(Verb::Barrier);
-        if let Member::Of(group) = &self.member {
+        if let Member::Of(group, channel) = &self.member {
             // An all-reduce of one element that is remembered as what it is for.
             self.process.is_here()?;
             let sequence = group.begin(call);
             if self.process.options.check == Check::EveryCall {
                 group.agree(&self.process, sequence, call)?;
             }
-            let buffers = Source::one(&self.process.gpu)?;
+            let buffers = Source::one(&self.gpu)?;
             let sum = Call {
                 verb: Verb::AllReduce,
                 len: 1,
                 dtype: FloatDType::F32,
             };
             let (input, output) = buffers.tensors();
-            let done = group
-                .channel
-                .issue(&sum, input, output, |done| group.watch(sequence, done))?;
+            let done = channel.issue(&sum, input, output, |done| group.watch(sequence, done))?;
             done.block()?;
             InFlight::new(done, buffers).result()?;
         }
@@ -405,8 +399,8 @@ impl Communicator for NcclCommunicator {
     fn split(&self, color: usize) -> Result<Arc<dyn Communicator>> {
         let process = &self.process;
         process.is_here()?;
-        let Member::Of(group) = &self.member else {
-            return Ok(Arc::new(Self::alone(process)));
+        let Member::Of(group, _) = &self.member else {
+            return Ok(Arc::new(Self::alone(process, &self.gpu)));
         };
         let sequence = group.begin(Call::without_elements(Verb::Split));
         let key = |rank: usize| format!("color/{}/{sequence}/{rank}", group.name);
@@ -424,7 +418,12 @@ impl Communicator for NcclCommunicator {
         })?;
         group.complete(sequence);
         let name = format!("{}.{sequence}.{}", group.name, members[0]);
-        Ok(Arc::new(Self::join(process, &name, members.into())?))
+        Ok(Arc::new(Self::join(
+            process,
+            &self.gpu,
+            &name,
+            members.into(),
+        )?))
     }
 
     /// Ends the processes of all ranks, after a line on standard error that names this rank and `reason`. Does not

@@ -39,6 +39,8 @@ struct State {
     values: HashMap<String, Vec<u8>>,
     bytes: usize,
     connections: usize,
+    /// How many of them each rank has that has come.
+    present: HashMap<u32, usize>,
     /// How each rank has ended that has.
     ended: HashMap<u32, End>,
     is_closed: bool,
@@ -140,6 +142,7 @@ impl Table {
             let _ = Answer::Refused(reason).write(&mut stream);
             return;
         }
+        *self.lock().present.entry(rank).or_default() += 1;
         let mut said = stream
             .set_read_timeout(None)
             .and_then(|()| Answer::Done(Vec::new()).write(&mut stream));
@@ -150,8 +153,10 @@ impl Table {
             });
         }
         let mut state = self.lock();
-        if let std::collections::hash_map::Entry::Vacant(end) = state.ended.entry(rank) {
-            end.insert(End::Gone);
+        let left = state.present.entry(rank).or_default();
+        *left = left.saturating_sub(1);
+        if *left == 0 && !state.ended.contains_key(&rank) {
+            state.ended.insert(rank, End::Gone);
             let name = rank.to_string().into_bytes();
             state.values.entry(GONE.to_owned()).or_insert(name);
             drop(state);

@@ -22,6 +22,7 @@ use terrashard_torch::tch::{Device, Kind, Tensor};
 
 use super::driver::{Event, Gpu, Stream};
 use super::library::{ID_BYTES, Library};
+use super::process::Carrier;
 use crate::{Call, Error, Result, Verb};
 
 /// This rank's end of a group.
@@ -153,9 +154,11 @@ impl Channel {
         };
         library.check(name, result)
     }
+}
 
-    /// What NCCL has noticed since, if anything.
-    pub(super) fn error(&self) -> Option<String> {
+impl Carrier for Channel {
+    /// What NCCL has noticed since the last time.
+    fn failure(&self) -> Option<String> {
         let mut noticed = ncclResult_t::ncclSuccess;
         // SAFETY: the communicator lives, and the pointer is to a value of this function.
         let asked = unsafe { (self.library.comm_get_async_error)(self.comm, &raw mut noticed) };
@@ -167,8 +170,7 @@ impl Channel {
             })
     }
 
-    /// Ends what is under way on the GPU, so that the process can end. Nothing else may be asked of it afterwards.
-    pub(super) fn abort(&self) {
+    fn abort(&self) {
         // SAFETY: the communicator lives; the process ends after this, and never destroys it.
         let _ = unsafe { (self.library.comm_abort)(self.comm) };
     }

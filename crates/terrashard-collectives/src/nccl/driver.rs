@@ -14,6 +14,7 @@ use cudarc::driver::result::{DriverError, device, event, primary_ctx, stream};
 use cudarc::driver::sys;
 use libloading::os::unix::Library as Shared;
 
+use super::process::Completion;
 use crate::{Error, Result};
 
 /// The legacy default stream of the current context, which LibTorch computes on.
@@ -234,16 +235,6 @@ impl Event {
         })
     }
 
-    /// Whether the GPU has come to it.
-    pub(super) fn is_done(&self) -> Result<bool> {
-        let _entered = self.gpu.enter()?;
-        // SAFETY: the event lives.
-        match unsafe { event::query(self.raw) } {
-            Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
-            result => check("cuEventQuery", result).map(|()| true),
-        }
-    }
-
     /// Blocks the host until the GPU has come to it.
     pub(super) fn block(&self) -> Result<()> {
         let _entered = self.gpu.enter()?;
@@ -251,6 +242,17 @@ impl Event {
         check("cuEventSynchronize", unsafe {
             event::synchronize(self.raw)
         })
+    }
+}
+
+impl Completion for Event {
+    fn is_done(&self) -> Result<bool> {
+        let _entered = self.gpu.enter()?;
+        // SAFETY: the event lives.
+        match unsafe { event::query(self.raw) } {
+            Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
+            result => check("cuEventQuery", result).map(|()| true),
+        }
     }
 }
 

@@ -1,5 +1,7 @@
 //! What the groups of one rank share: its store, its GPU, and how the run ends.
 
+use std::collections::VecDeque;
+use std::fmt::Debug;
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,8 +9,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::Options;
-use super::channel::Channel;
-use super::driver::{Event, Gpu};
 use super::ring::{Report, Ring, contradiction};
 use crate::bootstrap::Store;
 use crate::header::{Header, Words};
@@ -20,17 +20,31 @@ const END: &str = "end";
 /// How long a process that ends gives NCCL and the C library's exit, before it ends by itself.
 const END_WITHIN: Duration = Duration::from_secs(5);
 
-/// How long rank 0, which holds the store, waits for the others to learn why the run ends.
-const TOLD_WITHIN: Duration = Duration::from_secs(3);
+/// How long rank 0, which holds the store, gives the others to learn why the run ends.
+const TOLD_WITHIN: Duration = Duration::from_secs(2);
 
 /// Lines of a group's last calls that are printed.
 const LINES: usize = 16;
+
+/// What marks the end of a call.
+pub(super) trait Completion: Debug + Send + Sync {
+    /// Whether it is there.
+    fn is_done(&self) -> Result<bool>;
+}
+
+/// What carries the calls of a group.
+pub(super) trait Carrier: Debug + Send + Sync {
+    /// What it has failed with, if it has.
+    fn failure(&self) -> Option<String>;
+
+    /// Ends what is under way, so that the process can end. Nothing else is asked of it afterwards.
+    fn abort(&self);
+}
 
 /// One rank of the run.
 #[derive(Debug)]
 pub(super) struct Process {
     pub(super) store: Store,
-    pub(super) gpu: Arc<Gpu>,
     pub(super) options: Options,
     /// All groups that this rank has been in, until the run ends: ranks leave them together.
     groups: Mutex<Vec<Arc<Group>>>,
@@ -49,7 +63,7 @@ pub(super) struct Group {
     pub(super) rank: usize,
     /// The ranks of the run that belong to the group, ascending.
     pub(super) members: Arc<[usize]>,
-    pub(super) channel: Channel,
+    pub(super) carrier: Arc<dyn Carrier>,
     calls: Mutex<Calls>,
 }
 
@@ -57,16 +71,21 @@ pub(super) struct Group {
 struct Calls {
     ring: Ring,
     /// The calls that the GPU has not come to the end of, as far as is known, in order.
-    under_way: std::collections::VecDeque<(u64, Arc<Event>)>,
+    under_way: VecDeque<(u64, Arc<dyn Completion>)>,
 }
 
 impl Group {
-    pub(super) fn new(name: String, rank: usize, members: Arc<[usize]>, channel: Channel) -> Self {
+    pub(super) fn new(
+        name: String,
+        rank: usize,
+        members: Arc<[usize]>,
+        carrier: Arc<dyn Carrier>,
+    ) -> Self {
         Self {
             name,
             rank,
             members,
-            channel,
+            carrier,
             calls: Mutex::default(),
         }
     }
@@ -77,7 +96,7 @@ impl Group {
     }
 
     /// Remembers what marks the end of a call.
-    pub(super) fn watch(&self, sequence: u64, done: Arc<Event>) {
+    pub(super) fn watch(&self, sequence: u64, done: Arc<dyn Completion>) {
         let mut calls = lock(&self.calls);
         calls.under_way.push_back((sequence, done));
         // Else they would pile up between two looks of the watchdog.
@@ -180,10 +199,9 @@ impl Calls {
 }
 
 impl Process {
-    pub(super) fn new(store: Store, gpu: Arc<Gpu>, options: Options) -> Self {
+    pub(super) fn new(store: Store, options: Options) -> Self {
         Self {
             store,
-            gpu,
             options,
             groups: Mutex::default(),
             meeting: Mutex::default(),
@@ -291,7 +309,10 @@ impl Process {
         let rank = self.rank();
         let mut text = String::new();
         for group in &groups {
-            let lines = lock(&group.calls).ring.lines(&group.name, LINES);
+            let mut calls = lock(&group.calls);
+            calls.forget_done(usize::MAX);
+            let lines = calls.ring.lines(&group.name, LINES);
+            drop(calls);
             for line in lines {
                 text += &format!("rank {rank}: {line}\n");
             }
@@ -306,7 +327,7 @@ impl Process {
         });
         // Kernels that wait for other ranks would keep the driver from ending.
         for group in &groups {
-            group.channel.abort();
+            group.carrier.abort();
         }
         let _ = store.leave(if rank == 0 {
             TOLD_WITHIN

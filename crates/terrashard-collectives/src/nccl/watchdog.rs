@@ -21,13 +21,13 @@ const SECOND_OPINION: Duration = Duration::from_secs(3);
 
 /// Looks after one rank until it is stopped.
 #[derive(Debug)]
-pub(super) struct Watchdog {
+struct Watchdog {
     stop: Sender<()>,
     thread: JoinHandle<()>,
 }
 
 impl Watchdog {
-    pub(super) fn start(process: &Arc<Process>) -> Result<Self> {
+    fn start(process: &Arc<Process>) -> Result<Self> {
         let store = process.store.connect()?;
         let (stop, stopped) = mpsc::channel();
         let process = Arc::clone(process);
@@ -51,10 +51,44 @@ impl Watchdog {
     }
 
     /// Returns when it looks no more.
-    pub(super) fn stop(self) {
+    fn stop(self) {
         let _ = self.stop.send(());
         // It ends the process where it fails.
         let _ = self.thread.join();
+    }
+}
+
+/// A rank's part in a run of several, from the start of its watchdog. Dropping it waits until all ranks have dropped theirs;
+/// in a panic it ends the run.
+#[derive(Debug)]
+pub(super) struct Part {
+    process: Arc<Process>,
+    watchdog: Option<Watchdog>,
+}
+
+impl Part {
+    pub(super) fn begin(process: &Arc<Process>) -> Result<Self> {
+        Ok(Self {
+            process: Arc::clone(process),
+            watchdog: Some(Watchdog::start(process)?),
+        })
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        let process = &self.process;
+        if thread::panicking() {
+            let reason = format!("rank {} gave up: panicked", process.rank());
+            process.end(&process.store, &reason);
+        }
+        if let Err(error) = process.leave() {
+            process.end(&process.store, &error.to_string());
+        }
+        if let Some(watchdog) = self.watchdog.take() {
+            watchdog.stop();
+        }
+        process.close();
     }
 }
 
@@ -130,7 +164,7 @@ impl Sight {
         if self.failing.is_none() {
             let failing = groups
                 .iter()
-                .find_map(|group| Some((group, group.channel.error()?)));
+                .find_map(|group| Some((group, group.carrier.failure()?)));
             self.failing = failing.map(|(group, words)| {
                 let (rank, group) = (process.rank(), &group.name);
                 (
