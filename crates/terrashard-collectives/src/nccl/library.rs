@@ -171,6 +171,17 @@ impl Library {
     }
 }
 
+/// Ends the process at once. What libraries have registered for its exit does not run: while other threads still compute, or
+/// wait for a GPU, it may crash or hang.
+pub(super) fn exit_at_once(code: c_int) -> ! {
+    // SAFETY: the C library's function of this name takes a number and may be called at any time.
+    if let Ok(exit) = unsafe { Shared::this().get::<c_function!(c_int => ())>("_exit") } {
+        // SAFETY: as above.
+        unsafe { exit(code) };
+    }
+    std::process::exit(code)
+}
+
 /// # Safety
 ///
 /// Null, or a C string that nobody changes meanwhile.

@@ -9,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::Options;
+use super::library::exit_at_once;
 use super::ring::{Report, Ring, contradiction};
 use crate::bootstrap::Store;
 use crate::header::{Header, Words};
@@ -17,8 +18,8 @@ use crate::{Call, Error, Result};
 /// Under this key stands why the run ends.
 const END: &str = "end";
 
-/// How long a process that ends gives NCCL and the C library's exit, before it ends by itself.
-const END_WITHIN: Duration = Duration::from_secs(5);
+/// How long a process that ends gives NCCL to end what is under way.
+const END_WITHIN: Duration = Duration::from_secs(10);
 
 /// How long rank 0, which holds the store, gives the others to learn why the run ends.
 const TOLD_WITHIN: Duration = Duration::from_secs(2);
@@ -282,6 +283,16 @@ impl Process {
         Ok(())
     }
 
+    /// What an error says that this rank ends with: a store that does not answer has ended with rank 0.
+    pub(super) fn reason(&self, error: &Error) -> String {
+        match error {
+            Error::Store { .. } if self.rank() != 0 => {
+                format!("rank 0 has ended without a word: {error}")
+            }
+            error => error.to_string(),
+        }
+    }
+
     /// Forgets the groups. Those that nobody holds any more are destroyed.
     pub(super) fn close(&self) {
         lock(&self.groups).clear();
@@ -323,7 +334,7 @@ impl Process {
         // A process that cannot start this thread has only what follows to end it.
         let _ = thread::Builder::new().spawn(|| {
             thread::sleep(END_WITHIN);
-            std::process::abort();
+            exit_at_once(1);
         });
         // Kernels that wait for other ranks would keep the driver from ending.
         for group in &groups {
@@ -334,7 +345,7 @@ impl Process {
         } else {
             Duration::ZERO
         });
-        std::process::exit(1)
+        exit_at_once(1)
     }
 }
 

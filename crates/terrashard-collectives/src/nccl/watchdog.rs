@@ -83,7 +83,7 @@ impl Drop for Part {
             process.end(&process.store, &reason);
         }
         if let Err(error) = process.leave() {
-            process.end(&process.store, &error.to_string());
+            process.end(&process.store, &process.reason(&error));
         }
         if let Some(watchdog) = self.watchdog.take() {
             watchdog.stop();
@@ -110,7 +110,7 @@ impl Sight {
             Ok(reason) => reason,
             // The store ends with rank 0, whose farewell this rank may miss while it leaves.
             Err(_) if process.has_left() => None,
-            Err(error) => Some(format!("rank 0 has ended without a word: {error}")),
+            Err(error) => Some(process.reason(&error)),
         }
     }
 
