@@ -71,6 +71,7 @@ fn fit(arguments: FitArguments) -> Result<()> {
         display,
     };
     let ended = match training::fit(&config, &options)? {
+        Fitted::Elsewhere => return Ok(()),
         Fitted::NothingToDo { step } => {
             format!("nothing to do: the checkpoint is at step {step} already; nothing was written")
         }

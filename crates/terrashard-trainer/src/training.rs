@@ -1,6 +1,8 @@
-//! `fit`: ranks as threads, each with its own model, optimizer and loader; a loop that can be read.
+//! `fit`: ranks as threads, or as processes with a GPU each, with a model, an optimizer and a loader of their own; a loop that
+//! can be read.
 
 mod block_slots;
+mod crew;
 mod initial;
 mod metered_communicator;
 mod rank;
@@ -34,6 +36,7 @@ use crate::planning::{self, PlanOptions};
 use crate::process_memory::peak_rss_bytes;
 use crate::record::{Display, HeldBytes, SessionRecord};
 use crate::run_directory::{RunDirectory, replace};
+use crew::Crew;
 use initial::InitialValues;
 use resume::Start;
 use terrashard_zero::Precision;
@@ -58,6 +61,8 @@ pub struct FitOptions {
 pub enum Fitted {
     /// It trained.
     Trained(Box<SessionRecord>),
+    /// It trained as a rank of a run of processes, of which rank 0 tells.
+    Elsewhere,
     /// The checkpoint that it would have gone on from stands at the last step already, and nothing was written.
     NothingToDo {
         /// That checkpoint's step.
@@ -72,6 +77,8 @@ struct Plan<'a> {
     /// Where the training is written down; none for a trial of some steps.
     run: Option<&'a RunDirectory>,
     device: Device,
+    /// The number of the GPU that this process's only rank has; none where ranks count for themselves.
+    gpu: Option<usize>,
     display: Display,
     precision: Precision,
     batch: Batch,
@@ -108,13 +115,15 @@ impl Plan<'_> {
 ///
 /// # Errors
 /// [`Error::InvalidValue`], [`Error::NotSupported`], [`Error::Data`], [`Error::Batch`], [`Error::TooFewSamples`],
-/// [`Error::RunExists`], [`Error::Checkpoint`] for what is given; [`Error::Rank`], [`Error::Panicked`], [`Error::Save`], [`Error::Write`] while working.
+/// [`Error::RunExists`], [`Error::Checkpoint`] for what is given; [`Error::Collective`] where ranks are processes; [`Error::Rank`], [`Error::Panicked`], [`Error::Save`], [`Error::Write`] while working.
 pub fn fit(config: &Config, options: &FitOptions) -> Result<Fitted> {
     let began = Instant::now();
     if options.stop_after == Some(0) {
         return Err(Error::invalid("--stop-after", 0, "a step, counted from 1"));
     }
-    let (ranks, chips) = samples(config, options.device)?;
+    let crew = Crew::gather(options.device)?;
+    let ranks = crew.count(config.zero.ranks, options.device)?;
+    let chips = samples(config, ranks)?;
     let batch = Batch::resolve(&config.train, ranks)?;
     let start = Start::find(config, batch, &options.run)?;
     let length = config.train.length();
@@ -137,6 +146,7 @@ pub fn fit(config: &Config, options: &FitOptions) -> Result<Fitted> {
         config,
         run: Some(&options.run),
         device: options.device,
+        gpu: crew.gpu(),
         display: options.display,
         precision: settings::precision(config),
         batch,
@@ -148,14 +158,17 @@ pub fn fit(config: &Config, options: &FitOptions) -> Result<Fitted> {
         start,
     };
     let predicted = predicted(config, ranks)?;
-    options.run.create()?;
-    let _lock = options.run.lock()?;
-    replace(&options.run.config(), config.to_toml().as_bytes())?;
-    options.run.forget_after(plan.start.step())?;
-
-    let outcomes = run_ranks(ranks, |communicator| {
-        rank::train(&plan, Arc::new(communicator))
+    let lock = crew.first(|| {
+        options.run.create()?;
+        let lock = options.run.lock()?;
+        replace(&options.run.config(), config.to_toml().as_bytes())?;
+        options.run.forget_after(plan.start.step())?;
+        Ok(lock)
     })?;
+    let outcomes = crew.run(ranks, |communicator| rank::train(&plan, communicator))?;
+    if lock.is_none() {
+        return Ok(Fitted::Elsewhere);
+    }
     let first = &outcomes[0];
     let record = SessionRecord {
         name: options.name.clone(),
@@ -189,10 +202,9 @@ pub fn fit(config: &Config, options: &FitOptions) -> Result<Fitted> {
     Ok(Fitted::Trained(Box::new(record)))
 }
 
-/// The number of ranks and the samples of a configuration.
-fn samples(config: &Config, device: Device) -> Result<(usize, Arc<Chips>)> {
+/// The samples of a configuration, for this many ranks.
+fn samples(config: &Config, ranks: usize) -> Result<Arc<Chips>> {
     settings::check_model(config)?;
-    let ranks = config.zero.ranks.count(device);
     let dataset = match config.model.superres {
         true => Dataset::open_with_targets(config)?,
         false => Dataset::open(config)?,
@@ -204,7 +216,7 @@ fn samples(config: &Config, device: Device) -> Result<(usize, Arc<Chips>)> {
             ranks,
         });
     }
-    Ok((ranks, Arc::new(chips)))
+    Ok(Arc::new(chips))
 }
 
 /// Runs a body on each rank; the error is that of the rank that failed first.

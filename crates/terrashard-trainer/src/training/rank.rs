@@ -82,7 +82,7 @@ impl<'a> Rank<'a> {
         let clock = StepClock::new(communicator.waited());
         let communicator: Arc<dyn Communicator> = Arc::new(communicator);
         let (rank, ranks) = (communicator.rank(), communicator.ranks());
-        let device = plan.device.of_rank(rank, ranks)?;
+        let device = plan.device.of_rank(plan.gpu.unwrap_or(rank), ranks)?;
         let model = config.model.init(&device)?;
         let initial = InitialValues::open(config, &plan.start)?;
         let values = |name: &str, shape: &[usize]| initial.of(name, shape);

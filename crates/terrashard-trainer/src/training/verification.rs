@@ -67,7 +67,8 @@ pub fn verify(config: &Config, device: Device, steps: u64) -> Result<Verificatio
     if steps == 0 {
         return Err(Error::invalid("--steps", 0, "at least 1"));
     }
-    let (ranks, chips) = samples(config, device)?;
+    let ranks = config.zero.ranks.count(device);
+    let chips = samples(config, ranks)?;
     let batch = Batch::resolve(&config.train, ranks)?;
     let (reference_ranks, reference_batch) = reference(config, ranks, batch);
     let plain = Config {
@@ -178,6 +179,7 @@ fn train(
         config,
         run: None,
         device,
+        gpu: None,
         display: Display::Quiet,
         precision: match settings::precision(config) {
             terrashard_zero::Precision::F32 => terrashard_zero::Precision::F64,

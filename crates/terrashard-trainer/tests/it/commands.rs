@@ -410,3 +410,27 @@ fn ranks_that_are_processes_need_gpus() {
     check(&on_cpu, "use `--ranks N` without `launch`");
     check(&["launch", "-n", "2"], "COMMAND");
 }
+
+#[test]
+fn a_launchers_environment_is_taken_at_its_word() {
+    let scenario = Scenario::new();
+    let check = |variables: &[(&str, &str)], expected: &str| {
+        let fit = ["fit", "run.toml", "--run", "run", "--quiet"];
+        let mut command = scenario.command(&fit);
+        let output = command.envs(variables.iter().copied()).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{text}");
+        assert!(text.contains(expected) && text.lines().count() == 1, "{text}");
+        assert!(!scenario.path("run").exists());
+    };
+    check(&[("RANK", "0")], "not WORLD_SIZE");
+    let whole = [
+        ("RANK", "1"),
+        ("WORLD_SIZE", "2"),
+        ("LOCAL_RANK", "1"),
+        ("MASTER_ADDR", "127.0.0.1"),
+        ("MASTER_PORT", "29500"),
+    ];
+    check(&whole, "ranks on the processor are threads");
+    check(&whole[..4], "not MASTER_PORT");
+}
