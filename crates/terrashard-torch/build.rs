@@ -65,6 +65,7 @@ mod libtorch {
                 "src/columns.cc",
                 "src/compiled.cc",
                 "src/flat.cc",
+                "src/host_buffer.cc",
                 "src/norm.cc",
                 "src/profile.cc",
                 "src/resize.cc",

@@ -45,6 +45,8 @@ mod flat;
 #[cfg(feature = "tch")]
 mod gradients;
 #[cfg(feature = "tch")]
+mod host_buffer;
+#[cfg(feature = "tch")]
 mod profile;
 #[cfg(feature = "tch")]
 mod resize;
@@ -64,6 +66,7 @@ pub use {
     error::{Error, Result},
     flat::{Pieces, sums_of_squares},
     gradients::{conv2d_backward, layer_norm, layer_norm_backward},
+    host_buffer::HostBuffer,
     profile::{Profile, ProfileRow},
     resize::{resize_bilinear, resize_bilinear_backward},
     tch,

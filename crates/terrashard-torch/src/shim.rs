@@ -7,6 +7,7 @@
 
 pub(crate) mod branch;
 pub(crate) mod columns;
+pub(crate) mod host_buffer;
 pub(crate) mod norm;
 pub(crate) mod profile;
 pub(crate) mod resize;
@@ -121,6 +122,7 @@ pub(crate) enum Call {
     LoadCuda,
     Copies,
     Squares,
+    HostBuffer,
     Deterministic,
     Memory,
     Tf32,
@@ -148,6 +150,7 @@ impl Call {
             Self::LoadCuda => "the loading of its part for GPUs",
             Self::Copies => "copies between tensors and a flat buffer",
             Self::Squares => "sums of squares",
+            Self::HostBuffer => "a buffer of the host",
             Self::Deterministic => "the choice of deterministic algorithms",
             Self::Memory => "the count of the device's memory",
             Self::Resize => "resizing",
@@ -343,10 +346,8 @@ pub(crate) fn pack(
     buffer: &mut Tensor,
 ) -> Result<()> {
     let [offsets, lengths] = places(pieces, tensors.len())?;
-    let handles = tensors
-        .iter()
-        .map(|tensor| tensor.map_or(ptr::null(), handle));
-    let handles: Vec<In> = handles.collect();
+    let given = |tensor: &Option<&Tensor>| tensor.map_or(ptr::null(), handle);
+    let handles: Vec<In> = tensors.iter().map(given).collect();
     let buffer = changed(buffer);
     Call::Copies.run(|message| {
         // SAFETY: the tensors are borrowed until the call returns, the buffer mutably; each of the three arrays has as many

@@ -2,7 +2,7 @@
 
 use terrashard_torch::tch::{Device, Kind, Tensor};
 use terrashard_torch::{
-    AdamW, Attention, Error, Memory, Pieces, conv2d_backward, is_deterministic,
+    AdamW, Attention, Error, HostBuffer, Memory, Pieces, conv2d_backward, is_deterministic,
     layer_norm_backward, set_deterministic, sums_of_squares, version,
 };
 
@@ -304,5 +304,31 @@ fn enlargement_by_two() {
             }
         ),
         "{wrong}"
+    );
+}
+
+#[test]
+fn a_buffer_of_the_host_takes_and_gives_elements() {
+    let from = tensor(&[1., -2., 3.], &[3]).to_kind(Kind::Float);
+    let mut buffer = HostBuffer::new(12).expect("twelve bytes");
+    buffer.read(&from).expect("as many bytes");
+    let bytes = buffer.bytes().expect("nothing is under way");
+    assert_eq!(bytes[4..8], (-2f32).to_ne_bytes());
+    bytes[4..8].copy_from_slice(&5f32.to_ne_bytes());
+    let mut to = tensor(&[0.; 3], &[3]).to_kind(Kind::Float);
+    buffer.write(&mut to).expect("as many bytes");
+    check(&to, &[1., 5., 3.]);
+    let other = tensor(&[1.; 3], &[3]);
+    let message = buffer.read(&other).expect_err("24 bytes").to_string();
+    assert!(
+        message.contains("a buffer of 12 bytes does not hold 3 elements"),
+        "{message}"
+    );
+    assert!(
+        HostBuffer::new(0)
+            .expect("none")
+            .bytes()
+            .expect("none")
+            .is_empty()
     );
 }

@@ -17,7 +17,7 @@ use crate::parameters::dtype;
 use crate::policy::Extent;
 use crate::rule::Update;
 use crate::sharded_parameters::Core;
-use crate::update::BucketStates;
+use crate::update::{Arrival, BucketStates, Renewed};
 use crate::values::{Held, Resident};
 use crate::zero_optimizer::ZeroOptimizer;
 
@@ -41,14 +41,14 @@ impl ZeroOptimizer {
             in_flight: VecDeque::new(),
         };
         let jobs = states.into_iter().zip(gradients).enumerate();
-        let jobs = jobs.map(|(index, (states, gradient))| {
+        let jobs = jobs.map(|(index, (states, gradient))| -> Result<Job> {
             let bucket = &core.table.buckets()[index];
             let group = config.group(bucket.group);
-            Job {
+            Ok(Job {
                 bucket: index,
                 parameter: to_update(&core, index, &states),
+                gradient: states.arrival(gradient)?,
                 states,
-                gradient,
                 update: Update {
                     rule: config.optimizer,
                     lr: lr * group.lr_factor,
@@ -58,12 +58,12 @@ impl ZeroOptimizer {
                     ema: config.ema,
                     compute: config.precision.compute(),
                 },
-            }
+            })
         });
         let in_host_memory = core.device == Device::flex() || config.offload != Offload::None;
         if !config.overlap || core.table.buckets().len() < 2 || !in_host_memory {
             for job in jobs {
-                gathers.finish(job.run()?)?;
+                gathers.finish(job?.run()?)?;
             }
             return gathers.settle(0);
         }
@@ -82,7 +82,7 @@ impl ZeroOptimizer {
                 while let Ok(updated) = results.try_recv() {
                     gathers.finish(updated?)?;
                 }
-                if to_do.send(job).is_err() {
+                if to_do.send(job?).is_err() {
                     break;
                 }
             }
@@ -123,7 +123,7 @@ struct Job {
     bucket: usize,
     states: BucketStates,
     parameter: Option<Resident>,
-    gradient: Tensor<1>,
+    gradient: Arrival,
     update: Update,
 }
 
@@ -131,7 +131,7 @@ struct Job {
 struct Updated {
     bucket: usize,
     states: BucketStates,
-    parameter: Resident,
+    parameter: Renewed,
 }
 
 impl Job {
@@ -178,6 +178,7 @@ impl Gathers<'_> {
         } = updated;
         // Buckets come back in order.
         self.optimizer.states.push(states);
+        let parameter = parameter.resident(&core.device)?;
         let compute = dtype(core.config.precision.compute());
         if core.sharded_bucket(bucket) {
             let chunk = match parameter {

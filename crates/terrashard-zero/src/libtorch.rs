@@ -3,13 +3,15 @@
 //! Each function is for tensors of LibTorch; for those of another backend it says so and does nothing, and the portable way is
 //! taken.
 
-use burn::tensor::{DType, Tensor};
+use std::sync::Once;
+
+use burn::tensor::{DType, Device, Tensor};
 use terrashard_layout::{Bucket, ShardTable};
-use terrashard_torch::{LibTorch, Pieces, inner, outer, sums_of_squares, tch};
+use terrashard_torch::{HostBuffer, LibTorch, Pieces, inner, outer, sums_of_squares, tch};
 
 use crate::config::AdamW;
 use crate::error::{Error, Result};
-use crate::rule::Update;
+use crate::rule::{Elements, Update};
 
 /// Elements from which a tensor in a buffer begins: matrix products read 16 bytes at once where they can.
 const ALIGNED: usize = 64;
@@ -143,6 +145,77 @@ pub(crate) fn is_gpu(tensor: &Tensor<1>) -> bool {
     torch(tensor).is_some_and(|tensor| tensor.device().is_cuda())
 }
 
+/// Elements in host memory that the device reads and writes by itself.
+#[derive(Debug)]
+pub(crate) struct HostElements {
+    buffer: HostBuffer,
+    len: usize,
+    dtype: DType,
+}
+
+impl HostElements {
+    /// Room for `len` elements.
+    ///
+    /// # Errors
+    /// [`Error::Compute`].
+    pub(crate) fn new(len: usize, dtype: DType) -> Result<Self> {
+        let buffer = computed(HostBuffer::new(len * dtype.size()))?;
+        Ok(Self { buffer, len, dtype })
+    }
+
+    /// A tensor's elements, which come while the host goes on. `None` where it is not LibTorch's.
+    ///
+    /// # Errors
+    /// [`Error::Compute`].
+    pub(crate) fn of(tensor: &Tensor<1>) -> Result<Option<Self>> {
+        let Some(from) = torch(tensor) else {
+            return Ok(None);
+        };
+        let mut elements = Self::new(tensor.dims()[0], tensor.dtype())?;
+        if from.device().is_cuda() && !elements.buffer.is_pinned() {
+            static WARNED: Once = Once::new();
+            WARNED.call_once(|| {
+                eprintln!(
+                    "warning: no pinned memory is to be had, so what is offloaded travels slowly; raise the limit of locked memory"
+                );
+            });
+        }
+        computed(elements.buffer.read(&from))?;
+        Ok(Some(elements))
+    }
+
+    /// The elements, once they are there.
+    ///
+    /// # Errors
+    /// [`Error::Compute`].
+    pub(crate) fn elements(&mut self) -> Result<Elements<'_>> {
+        Ok(Elements {
+            dtype: self.dtype,
+            bytes: computed(self.buffer.bytes())?,
+        })
+    }
+
+    /// Their bytes, to be written.
+    ///
+    /// # Errors
+    /// [`Error::Compute`].
+    pub(crate) fn bytes(&mut self) -> Result<&mut [u8]> {
+        computed(self.buffer.bytes())
+    }
+
+    /// The elements as a tensor on `device`, LibTorch's, where they arrive before they are used.
+    ///
+    /// # Errors
+    /// [`Error::Compute`].
+    pub(crate) fn into_tensor(mut self, device: &Device) -> Result<Tensor<1>> {
+        let tensor = Tensor::empty([self.len], (device, self.dtype));
+        if let Some(mut to) = torch(&tensor) {
+            computed(self.buffer.write(&mut to))?;
+        }
+        Ok(tensor)
+    }
+}
+
 /// One step of AdamW, in place; changes the gradient, too. Returns whether the tensors are LibTorch's.
 ///
 /// # Errors
@@ -225,7 +298,7 @@ pub(crate) fn owned(values: &Tensor<1>) -> Option<Tensor<1>> {
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::{Device, TensorData};
+    use burn::tensor::TensorData;
     use terrashard_layout::ElementType;
 
     use super::*;

@@ -54,6 +54,24 @@ impl<X> Part<X> {
     }
 }
 
+/// Elements in host memory, whoever's it is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Elements<'a> {
+    /// Their type.
+    pub(crate) dtype: DType,
+    /// Their bytes, as aligned as the type asks for.
+    pub(crate) bytes: &'a [u8],
+}
+
+impl<'a> From<&'a TensorData> for Elements<'a> {
+    fn from(data: &'a TensorData) -> Self {
+        Self {
+            dtype: data.dtype(),
+            bytes: data.as_bytes(),
+        }
+    }
+}
+
 /// The numbers of one update.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Update {
@@ -82,7 +100,7 @@ impl Update {
         &self,
         part: &mut Part<TensorData>,
         parameter: Option<TensorData>,
-        gradient: &TensorData,
+        gradient: Elements<'_>,
     ) -> TensorData {
         let separate = part.master.is_some();
         let mut weights = part
@@ -90,10 +108,15 @@ impl Update {
             .take()
             .or(parameter)
             .expect("a part without master weights comes with its parameters");
-        let copy = match weights.dtype() {
-            DType::F64 => self.host_update::<f64>(part, &mut weights, gradient, separate),
-            _ => self.host_update::<f32>(part, &mut weights, gradient, separate),
-        };
+        let compute = parameters::dtype(self.compute);
+        let mut copy = separate.then(|| host_zeros(weights.num_elements(), compute));
+        let bytes = copy.as_mut().map(|copy| match copy.dtype() {
+            DType::F64 => bytemuck::cast_slice_mut(elements_mut::<f64>(copy)),
+            DType::BF16 => bytemuck::cast_slice_mut(elements_mut::<bf16>(copy)),
+            DType::F16 => bytemuck::cast_slice_mut(elements_mut::<f16>(copy)),
+            _ => bytemuck::cast_slice_mut(elements_mut::<f32>(copy)),
+        });
+        self.host_update(part, &mut weights, gradient, bytes);
         match copy {
             None => weights,
             Some(copy) => {
@@ -103,30 +126,54 @@ impl Update {
         }
     }
 
-    /// Updates `weights`; the copy for the computation comes back if it is not the weights themselves.
-    fn host_update<T: host::Element + Element>(
+    /// The same for a part with master weights of its own, whose copy for the computation goes into `copy`.
+    #[cfg(feature = "tch")]
+    pub(crate) fn into_host_buffer(
+        &self,
+        part: &mut Part<TensorData>,
+        gradient: Elements<'_>,
+        copy: &mut [u8],
+    ) {
+        let mut weights = part.master.take().expect("the caller has looked");
+        self.host_update(part, &mut weights, gradient, Some(copy));
+        part.master = Some(weights);
+    }
+
+    fn host_update(
         &self,
         part: &mut Part<TensorData>,
         weights: &mut TensorData,
-        gradient: &TensorData,
-        separate: bool,
-    ) -> Option<TensorData> {
-        let len = weights.num_elements();
-        let mut copy = separate.then(|| host_zeros(len, parameters::dtype(self.compute)));
+        gradient: Elements<'_>,
+        copy: Option<&mut [u8]>,
+    ) {
+        match weights.dtype() {
+            DType::F64 => self.host_update_of::<f64>(part, weights, gradient, copy),
+            _ => self.host_update_of::<f32>(part, weights, gradient, copy),
+        }
+    }
+
+    /// Updates `weights`, and makes `copy` theirs in the type of the computation.
+    fn host_update_of<T: host::Element + Element + bytemuck::Pod>(
+        &self,
+        part: &mut Part<TensorData>,
+        weights: &mut TensorData,
+        gradient: Elements<'_>,
+        copy: Option<&mut [u8]>,
+    ) {
         let piece = Piece {
             master: elements_mut::<T>(weights),
-            gradient: match gradient.dtype() {
-                DType::BF16 => Gradient::Bf16(elements(gradient)),
-                DType::F16 => Gradient::F16(elements(gradient)),
-                _ => Gradient::Full(elements(gradient)),
+            gradient: match gradient.dtype {
+                DType::BF16 => Gradient::Bf16(bytemuck::cast_slice(gradient.bytes)),
+                DType::F16 => Gradient::F16(bytemuck::cast_slice(gradient.bytes)),
+                _ => Gradient::Full(bytemuck::cast_slice(gradient.bytes)),
             },
-            copy: match &mut copy {
-                None => ComputeCopy::None,
-                Some(copy) => match copy.dtype() {
-                    DType::BF16 => ComputeCopy::Bf16(elements_mut(copy)),
-                    DType::F16 => ComputeCopy::F16(elements_mut(copy)),
-                    _ => ComputeCopy::Full(elements_mut(copy)),
-                },
+            copy: match (copy, self.compute) {
+                (None, _) => ComputeCopy::None,
+                (Some(copy), ElementType::Bf16) => {
+                    ComputeCopy::Bf16(bytemuck::cast_slice_mut(copy))
+                }
+                (Some(copy), ElementType::F16) => ComputeCopy::F16(bytemuck::cast_slice_mut(copy)),
+                (Some(copy), _) => ComputeCopy::Full(bytemuck::cast_slice_mut(copy)),
             },
             average: match (self.ema, &mut part.ema) {
                 (Some(decay), Some(ema)) => Some(Average {
@@ -164,7 +211,6 @@ impl Update {
                 update.apply::<T>(piece, part.m.as_mut().map(elements_mut));
             }
         }
-        copy
     }
 
     /// The same on the device, by operations on tensors, or on LibTorch in place: the result is then the weights themselves.

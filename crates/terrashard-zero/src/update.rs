@@ -140,6 +140,20 @@ impl BucketStates {
         (device, host)
     }
 
+    /// The gradient where its update will read it: on its way to host memory, where all states are there.
+    ///
+    /// # Errors
+    /// [`Error::Compute`].
+    pub(crate) fn arrival(&self, gradient: Tensor<1>) -> Result<Arrival> {
+        #[cfg(feature = "tch")]
+        if self.split == self.len
+            && let Some(elements) = crate::libtorch::HostElements::of(&gradient)?
+        {
+            return Ok(Arrival::Host(elements));
+        }
+        Ok(Arrival::Device(gradient))
+    }
+
     /// Updates the states and returns the parameters, where `parameter` was: in the type of the computation, or on a device
     /// that is not host memory in that of the master weights, whose memory they then share.
     ///
@@ -152,16 +166,21 @@ impl BucketStates {
         &mut self,
         update: &Update,
         parameter: Option<Resident>,
-        gradient: Tensor<1>,
-    ) -> Result<Resident> {
+        gradient: Arrival,
+    ) -> Result<Renewed> {
+        let gradient = match gradient {
+            Arrival::Device(gradient) => gradient,
+            #[cfg(feature = "tch")]
+            Arrival::Host(elements) => return self.update_offloaded(update, parameter, elements),
+        };
         let in_host = matches!(parameter, Some(Resident::Host(_)));
         let parameter = parameter.map(|resident| resident.into_tensor(&self.device));
         let updated = if self.split == self.len {
             let value = self.update_host(update, parameter, gradient);
-            return Ok(match in_host {
+            return Ok(Renewed::Resident(match in_host {
                 true => Resident::Host(value),
                 false => Resident::Device(Resident::Host(value).into_tensor(&self.device)),
-            });
+            }));
         } else if self.split == 0 {
             self.update_device(update, parameter, gradient)?
         } else {
@@ -175,10 +194,36 @@ impl BucketStates {
             let on_device = on_device.cast(host.dtype());
             Tensor::cat(vec![host, on_device], 0)
         };
-        Ok(match in_host {
+        Ok(Renewed::Resident(match in_host {
             true => Resident::Host(updated.cast(dtype(update.compute)).into_data()),
             false => Resident::Device(updated),
-        })
+        }))
+    }
+
+    /// All states are in host memory, and so is the gradient, or soon.
+    #[cfg(feature = "tch")]
+    fn update_offloaded(
+        &mut self,
+        update: &Update,
+        parameter: Option<Resident>,
+        mut gradient: crate::libtorch::HostElements,
+    ) -> Result<Renewed> {
+        let stays = matches!(parameter, Some(Resident::Host(_)));
+        if stays || self.host.master.is_none() {
+            let parameter = parameter.map(|resident| match resident {
+                Resident::Host(data) => data,
+                Resident::Device(tensor) => tensor.into_data(),
+            });
+            let gradient = gradient.elements()?;
+            let value = update.in_host_memory(&mut self.host, parameter, gradient);
+            return Ok(Renewed::Resident(match stays {
+                true => Resident::Host(value),
+                false => Resident::Device(Resident::Host(value).into_tensor(&self.device)),
+            }));
+        }
+        let mut copy = crate::libtorch::HostElements::new(self.len, dtype(update.compute))?;
+        update.into_host_buffer(&mut self.host, gradient.elements()?, copy.bytes()?);
+        Ok(Renewed::Host(copy))
     }
 
     fn update_host(
@@ -188,7 +233,7 @@ impl BucketStates {
         gradient: Tensor<1>,
     ) -> TensorData {
         let parameter = parameter.map(Tensor::into_data);
-        update.in_host_memory(&mut self.host, parameter, &gradient.into_data())
+        update.in_host_memory(&mut self.host, parameter, (&gradient.into_data()).into())
     }
 
     fn update_device(
@@ -202,10 +247,45 @@ impl BucketStates {
         }
         let mut part = std::mem::take(&mut self.on_device).map(Tensor::into_data);
         let parameter = parameter.map(Tensor::into_data);
-        let updated = update.in_host_memory(&mut part, parameter, &gradient.into_data());
+        let updated = update.in_host_memory(&mut part, parameter, (&gradient.into_data()).into());
         let lift = |data: TensorData| Resident::Host(data).into_tensor(&self.device);
         self.on_device = part.map(lift);
         Ok(lift(updated))
+    }
+}
+
+/// A gradient where its update reads it.
+#[derive(Debug)]
+pub(crate) enum Arrival {
+    /// On the device.
+    Device(Tensor<1>),
+    /// In host memory, or on its way there.
+    #[cfg(feature = "tch")]
+    Host(crate::libtorch::HostElements),
+}
+
+/// Parameters after their update.
+#[derive(Debug)]
+pub(crate) enum Renewed {
+    /// Where they stay, or on the device.
+    Resident(Resident),
+    /// In host memory, to travel to the device.
+    #[cfg(feature = "tch")]
+    Host(crate::libtorch::HostElements),
+}
+
+impl Renewed {
+    /// The parameters where they stay, or on `device`.
+    ///
+    /// # Errors
+    /// [`Error::Compute`].
+    pub(crate) fn resident(self, device: &Device) -> Result<Resident> {
+        let _ = device;
+        match self {
+            Self::Resident(resident) => Ok(resident),
+            #[cfg(feature = "tch")]
+            Self::Host(elements) => elements.into_tensor(device).map(Resident::Device),
+        }
     }
 }
 

@@ -26,6 +26,7 @@ const UNSAFE: &[&str] = &[
     "crates/terrashard-torch/src/shim.rs",
     "crates/terrashard-torch/src/shim/branch.rs",
     "crates/terrashard-torch/src/shim/columns.rs",
+    "crates/terrashard-torch/src/shim/host_buffer.rs",
     "crates/terrashard-torch/src/shim/norm.rs",
     "crates/terrashard-torch/src/shim/profile.rs",
     "crates/terrashard-torch/src/shim/resize.rs",

@@ -1,0 +1,73 @@
+//! Buffers of the host that a GPU reads and writes by itself while the host goes on.
+
+use tch::Tensor;
+
+use crate::shim::host_buffer::{self as shim, Event};
+use crate::{Error, Result};
+
+/// Bytes in the host's memory. A copy from or to a GPU may be under way with them; whoever looks at them waits for that. Dropped
+/// before, they stay until it is over: LibTorch keeps pinned memory until the GPU is done, and copies of other memory itself.
+#[derive(Debug)]
+pub struct HostBuffer {
+    bytes: Tensor,
+    is_pinned: bool,
+    under_way: Option<Event>,
+}
+
+impl HostBuffer {
+    /// Uninitialised bytes on pages that stay where they are, which a GPU copies at its full speed; on usual ones where the
+    /// system or LibTorch has no such.
+    ///
+    /// # Errors
+    /// [`Error::Exception`](crate::Error) if memory is used up.
+    pub fn new(bytes: usize) -> Result<Self> {
+        let (bytes, is_pinned) = match shim::new(bytes, true) {
+            Ok(pinned) => (pinned, true),
+            Err(Error::Exception { .. }) => (shim::new(bytes, false)?, false),
+            Err(error) => return Err(error),
+        };
+        Ok(Self {
+            bytes,
+            is_pinned,
+            under_way: None,
+        })
+    }
+
+    /// Whether its pages stay where they are.
+    pub fn is_pinned(&self) -> bool {
+        self.is_pinned
+    }
+
+    /// Lets a tensor's elements come here, once all that the device was told before is done.
+    ///
+    /// # Errors
+    /// [`Error::Exception`](crate::Error) if it has not as many bytes.
+    pub fn read(&mut self, from: &Tensor) -> Result<()> {
+        self.wait()?;
+        self.under_way = shim::copy_down(from, &mut self.bytes)?;
+        Ok(())
+    }
+
+    /// Lets what is here go into a tensor before all that the device is told from now on.
+    ///
+    /// # Errors
+    /// [`Error::Exception`](crate::Error) if it has not as many bytes.
+    pub fn write(&mut self, to: &mut Tensor) -> Result<()> {
+        self.wait()?;
+        self.under_way = shim::copy_up(&self.bytes, to)?;
+        Ok(())
+    }
+
+    /// The bytes, once no copy is under way with them.
+    ///
+    /// # Errors
+    /// [`Error::Exception`](crate::Error) if the device has failed.
+    pub fn bytes(&mut self) -> Result<&mut [u8]> {
+        self.wait()?;
+        Ok(shim::bytes(&mut self.bytes))
+    }
+
+    fn wait(&mut self) -> Result<()> {
+        self.under_way.take().map_or(Ok(()), Event::wait)
+    }
+}
