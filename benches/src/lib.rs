@@ -2,10 +2,13 @@
 //!
 //! `cargo xtask bench` runs the binary `bench`; records of measured runs lie in `benches/runs/`, a folder each.
 
+pub mod branch;
 pub mod host_adam;
 pub mod memory;
 pub mod model;
+pub mod npy;
 pub mod record;
+pub mod report;
 pub mod stages;
 pub mod torch;
 pub mod training_step;

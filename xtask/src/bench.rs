@@ -21,6 +21,8 @@ enum Suite {
     Model(Passed),
     /// AdamW in host memory, beside the bandwidth of the memory and beside PyTorch's.
     HostAdam(Passed),
+    /// The cloud task with and without the super-resolution branch: what it costs and what it is good for.
+    Branch(Passed),
     /// Training steps of whole models at each ZeRO stage, beside PyTorch's and DeepSpeed's.
     Stages(Passed),
 }
@@ -37,6 +39,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let (suite, passed) = match &args.suite {
         Suite::Model(passed) => ("model", passed),
         Suite::HostAdam(passed) => ("host-adam", passed),
+        Suite::Branch(passed) => ("branch", passed),
         Suite::Stages(passed) => ("stages", passed),
     };
     let call = Call::new(&passed.args)?;

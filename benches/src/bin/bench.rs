@@ -1,14 +1,14 @@
 //! The benchmarks behind `cargo xtask bench`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use serde::Serialize;
+use terrashard_benches::branch::{self, BranchBench, BranchRow};
 use terrashard_benches::host_adam::{self, HostAdamBench, HostAdamRow, Variant};
 use terrashard_benches::model::{self, Backend, ModelRow, Peer};
-use terrashard_benches::record::{self, Circumstances};
+use terrashard_benches::report::{Output, Report};
 use terrashard_benches::stages::peer::Peers;
 use terrashard_benches::stages::{
     self, Device, Job, Precision, Scripts, Sharding, StagesBench, StagesRow,
@@ -32,6 +32,16 @@ enum Suite {
     TrainingStep(TrainingStep),
     /// AdamW in host memory, beside the bandwidth of the memory and beside PyTorch's.
     HostAdam(HostAdam),
+    /// The cloud task with and without the super-resolution branch: what it costs and what it is good for.
+    Branch(Branch),
+    /// One training of `branch`.
+    #[command(hide = true)]
+    BranchRun {
+        /// Its configuration.
+        config: PathBuf,
+        /// Its run directory.
+        run: PathBuf,
+    },
     /// Training steps of whole models at each ZeRO stage, beside PyTorch's and DeepSpeed's.
     Stages(Box<Stages>),
     /// One process of `stages`.
@@ -104,6 +114,27 @@ struct HostAdam {
     /// A Python that has torch [default: the first on the path, if any].
     #[arg(long)]
     python: Option<PathBuf>,
+    #[command(flatten)]
+    output: Output,
+}
+
+#[derive(Args)]
+struct Branch {
+    /// Reflectance, a NumPy array [height, width, 6] of float32: blue, green, red, near infrared and two more.
+    #[arg(long)]
+    image: PathBuf,
+    /// Classes, a NumPy array [height, width] of uint8.
+    #[arg(long)]
+    mask: PathBuf,
+    /// The class that is foreground.
+    #[arg(long, default_value_t = 4)]
+    class: u8,
+    /// Optimizer steps of each training.
+    #[arg(long, default_value_t = 400, value_parser = clap::value_parser!(u64).range(1..))]
+    steps: u64,
+    /// Number of seeds.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..))]
+    seeds: u64,
     #[command(flatten)]
     output: Output,
 }
@@ -185,16 +216,6 @@ fn count(text: &str) -> Result<usize, String> {
     positive.ok_or_else(|| "expected a whole number of at least 1".into())
 }
 
-#[derive(Args)]
-struct Output {
-    /// One JSON row a line on standard output instead of a table.
-    #[arg(long)]
-    json: bool,
-    /// Write a record folder.
-    #[arg(long)]
-    out: Option<PathBuf>,
-}
-
 /// A count that may be written as `1e6`.
 fn size(text: &str) -> Result<usize, String> {
     match text.parse::<f64>() {
@@ -208,6 +229,8 @@ fn main() -> ExitCode {
         Suite::Model(arguments) => run_model(&arguments),
         Suite::TrainingStep(arguments) => run_training_step(&arguments),
         Suite::HostAdam(arguments) => run_host_adam(arguments),
+        Suite::Branch(arguments) => run_branch(arguments),
+        Suite::BranchRun { config, run } => run_one_branch(&config, &run),
         Suite::Stages(arguments) => run_stages(*arguments),
         // What went wrong is in the result already.
         Suite::StagesRank { job } => match stages::speak(&job) {
@@ -259,7 +282,7 @@ fn run_model(arguments: &Model) -> Result<(), Failure> {
             }
         }
     }
-    report.write("Forward and backward of one model on the CPU")
+    Ok(report.write("Forward and backward of one model on the CPU")?)
 }
 
 fn run_training_step(arguments: &TrainingStep) -> Result<(), Failure> {
@@ -308,7 +331,7 @@ fn run_host_adam(arguments: HostAdam) -> Result<(), Failure> {
     let version = version.map(|version| format!("pytorch: {version}"));
     let others = instructions.into_iter().chain(version).collect();
     report.circumstances.others = others;
-    report.write("AdamW in host memory")
+    Ok(report.write("AdamW in host memory")?)
 }
 
 fn run_stages(arguments: Stages) -> Result<(), Failure> {
@@ -367,7 +390,7 @@ fn run_stages(arguments: Stages) -> Result<(), Failure> {
             failed.get_or_insert(error);
         }
     })?;
-    failed.map_or(Ok(()), Err)
+    Ok(failed.map_or(Ok(()), Err)?)
 }
 
 fn stages_cells(row: &StagesRow) -> Vec<String> {
@@ -408,45 +431,29 @@ fn stages_cells(row: &StagesRow) -> Vec<String> {
     what.into_iter().chain(rest).collect()
 }
 
-/// Rows, printed as they come and written as a record in the end.
-struct Report<'a, R> {
-    output: &'a Output,
-    circumstances: Circumstances,
-    table: Vec<Vec<String>>,
-    rows: Vec<R>,
+fn run_branch(arguments: Branch) -> Result<(), Failure> {
+    let mut report = Report::new(&arguments.output, &branch::HEAD);
+    let bench = BranchBench {
+        image: arguments.image,
+        mask: arguments.mask,
+        class: arguments.class,
+        steps: arguments.steps,
+        seeds: arguments.seeds,
+    };
+    branch::run(&bench, &std::env::current_exe()?, |row| {
+        report.add(row, BranchRow::cells);
+    })?;
+    report.circumstances.others.push(format!(
+        "{} steps of 8 samples of 32 x 32 pixels; west half trained on, east half tested",
+        bench.steps
+    ));
+    Ok(report.write("The cloud task with and without the super-resolution branch")?)
 }
 
-impl<'a, R: Serialize> Report<'a, R> {
-    fn new(output: &'a Output, head: &[&str]) -> Self {
-        if !output.json {
-            println!("{}", head.join("\t"));
-        }
-        let arguments: Vec<String> = std::env::args().skip(1).collect();
-        let command = format!("cargo xtask bench {}", arguments.join(" "));
-        Self {
-            output,
-            circumstances: Circumstances::of(command),
-            table: vec![head.iter().map(ToString::to_string).collect()],
-            rows: Vec::new(),
-        }
-    }
-
-    fn add(&mut self, row: R, cells: impl Fn(&R) -> Vec<String>) {
-        let line = cells(&row);
-        match self.output.json {
-            true => println!("{}", serde_json::json!(row)),
-            false => println!("{}", line.join("\t")),
-        }
-        self.table.push(line);
-        self.rows.push(row);
-    }
-
-    fn write(&self, title: &str) -> Result<(), Failure> {
-        if let Some(out) = &self.output.out {
-            record::write(out, title, &self.circumstances, &self.table, &self.rows)?;
-        }
-        Ok(())
-    }
+fn run_one_branch(config: &Path, run: &Path) -> Result<(), Failure> {
+    let row = branch::run_one(config, run)?;
+    println!("{}", serde_json::to_string(&row)?);
+    Ok(())
 }
 
 fn host_adam_cells(row: &HostAdamRow) -> Vec<String> {
