@@ -19,6 +19,10 @@ pub(crate) type Gradients<B> = Vec<Option<FloatTensor<B>>>;
 
 /// The gradients of a loss, computed with its value but for the factor that backward knows.
 #[derive(Debug, Clone)]
+#[cfg_attr(
+    not(feature = "tch"),
+    expect(dead_code, reason = "LibTorch alone computes them")
+)]
 pub(crate) struct Slopes<B: Backend> {
     pub(crate) tensors: Vec<FloatTensor<B>>,
     /// Shapes and types of the inputs.

@@ -128,7 +128,7 @@ impl Update {
 
     /// The same for a part with master weights of its own, whose copy for the computation goes into `copy`.
     #[cfg(feature = "tch")]
-    pub(crate) fn into_host_buffer(
+    pub(crate) fn update_host_buffer(
         &self,
         part: &mut Part<TensorData>,
         gradient: Elements<'_>,

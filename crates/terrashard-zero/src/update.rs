@@ -168,6 +168,13 @@ impl BucketStates {
         parameter: Option<Resident>,
         gradient: Arrival,
     ) -> Result<Renewed> {
+        #[cfg_attr(
+            not(feature = "tch"),
+            expect(
+                clippy::infallible_destructuring_match,
+                reason = "LibTorch has another"
+            )
+        )]
         let gradient = match gradient {
             Arrival::Device(gradient) => gradient,
             #[cfg(feature = "tch")]
@@ -222,7 +229,7 @@ impl BucketStates {
             }));
         }
         let mut copy = crate::libtorch::HostElements::new(self.len, dtype(update.compute))?;
-        update.into_host_buffer(&mut self.host, gradient.elements()?, copy.bytes()?);
+        update.update_host_buffer(&mut self.host, gradient.elements()?, copy.bytes()?);
         Ok(Renewed::Host(copy))
     }
 
@@ -266,6 +273,10 @@ pub(crate) enum Arrival {
 
 /// Parameters after their update.
 #[derive(Debug)]
+#[cfg_attr(
+    feature = "tch",
+    expect(clippy::large_enum_variant, reason = "one for each bucket, moved once")
+)]
 pub(crate) enum Renewed {
     /// Where they stay, or on the device.
     Resident(Resident),

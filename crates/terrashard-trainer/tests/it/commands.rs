@@ -420,7 +420,10 @@ fn a_launchers_environment_is_taken_at_its_word() {
         let output = command.envs(variables.iter().copied()).output().unwrap();
         let text = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success(), "{text}");
-        assert!(text.contains(expected) && text.lines().count() == 1, "{text}");
+        assert!(
+            text.contains(expected) && text.lines().count() == 1,
+            "{text}"
+        );
         assert!(!scenario.path("run").exists());
     };
     check(&[("RANK", "0")], "not WORLD_SIZE");
