@@ -40,6 +40,31 @@ impl Memory {
     }
 }
 
+/// Runs `body` and counts the bytes that LibTorch takes of the CPU's memory in this thread meanwhile: the most there are at a
+/// time above what there was before.
+///
+/// # Errors
+/// [`Error::Exception`](crate::Error) if LibTorch's profiler is at work in this thread.
+pub fn cpu_peak<R>(body: impl FnOnce() -> R) -> Result<(R, u64)> {
+    /// Ends the count when `body` panics, too.
+    struct Count;
+
+    impl Drop for Count {
+        fn drop(&mut self) {
+            if std::thread::panicking() {
+                let _ = shim::counted_cpu();
+            }
+        }
+    }
+
+    shim::count_cpu()?;
+    let count = Count;
+    let result = body();
+    drop(count);
+    let peak = u64::try_from(shim::counted_cpu()?).unwrap_or(0);
+    Ok((result, peak))
+}
+
 /// Loads LibTorch's part for GPUs, `libtorch_cuda.so`, unless it is loaded. A program that was built beside a LibTorch for
 /// the CPU alone runs on GPUs beside one that has this part. Comes before anything that names a GPU.
 ///

@@ -17,10 +17,14 @@
 #include <ATen/ops/full.h>
 #include <torch/headeronly/version.h>
 
+#include <c10/core/Allocator.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <utility>
@@ -28,6 +32,24 @@
 using terrashard::given;
 using terrashard::guarded;
 using terrashard::value_or_undefined;
+
+namespace {
+
+// What one thread's calls take of the CPU's memory. LibTorch's allocator reports to it as it does to its profiler.
+struct CpuBytes : c10::MemoryReportingInfoBase {
+  int64_t now = 0;
+  int64_t peak = 0;
+
+  void reportMemoryUsage(void*, int64_t size, size_t, size_t, c10::Device device) override {
+    if (!device.is_cpu()) return;
+    now += size;
+    peak = std::max(peak, now);
+  }
+
+  bool memoryProfilingEnabled() const override { return true; }
+};
+
+}  // namespace
 
 extern "C" {
 
@@ -150,6 +172,21 @@ int terrashard_memory(char** message, int64_t device, int64_t* out) {
 
 int terrashard_reset_peak(char** message, int64_t device) {
   return guarded(message, [&] { at::accelerator::resetPeakStats(static_cast<c10::DeviceIndex>(device)); });
+}
+
+// From here on this thread's memory is counted, until `terrashard_counted_cpu`.
+int terrashard_count_cpu(char** message) {
+  return guarded(message, [] {
+    c10::ThreadLocalDebugInfo::_push(c10::DebugInfoKind::PROFILER_STATE, std::make_shared<CpuBytes>());
+  });
+}
+
+// out: the bytes at most, above what was there when the count began.
+int terrashard_counted_cpu(char** message, int64_t* out) {
+  return guarded(message, [&] {
+    auto info = c10::ThreadLocalDebugInfo::_pop(c10::DebugInfoKind::PROFILER_STATE);
+    *out = static_cast<const CpuBytes&>(*info).peak;
+  });
 }
 
 // Whether products of 32-bit matrices may round their factors to 19 bits, where the GPU can.

@@ -101,6 +101,8 @@ unsafe extern "C" {
     fn terrashard_is_deterministic() -> c_int;
     fn terrashard_set_deterministic(message: Message, on: c_int) -> c_int;
     fn terrashard_memory(message: Message, device: i64, out: *mut i64) -> c_int;
+    fn terrashard_count_cpu(message: Message) -> c_int;
+    fn terrashard_counted_cpu(message: Message, out: *mut i64) -> c_int;
     fn terrashard_reset_peak(message: Message, device: i64) -> c_int;
     fn terrashard_set_tf32(message: Message, on: c_int) -> c_int;
     fn terrashard_empty_cache(message: Message) -> c_int;
@@ -434,6 +436,18 @@ pub(crate) fn memory(device: usize) -> Result<[i64; 4]> {
 pub(crate) fn reset_peak(device: usize) -> Result<()> {
     // SAFETY: takes nothing but the device's index, which LibTorch checks.
     Call::Memory.run(|message| unsafe { terrashard_reset_peak(message, device as i64) })
+}
+
+pub(crate) fn count_cpu() -> Result<()> {
+    // SAFETY: takes nothing; what it puts in place is the thread's own.
+    Call::Memory.run(|message| unsafe { terrashard_count_cpu(message) })
+}
+
+pub(crate) fn counted_cpu() -> Result<i64> {
+    let mut bytes = 0;
+    // SAFETY: `bytes` is the one place it uses.
+    Call::Memory.run(|message| unsafe { terrashard_counted_cpu(message, &raw mut bytes) })?;
+    Ok(bytes)
 }
 
 pub(crate) fn set_tf32(on: bool) -> Result<()> {
