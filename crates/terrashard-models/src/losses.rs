@@ -78,11 +78,25 @@ impl Normalizers {
             samples: samples as f64,
             valid_pixels: targets.labels.valid() as f64,
             superres_values: targets.superres.as_ref().map_or(0.0, |map| {
-                let missing = map.clone().is_nan().int().sum().into_scalar::<i64>();
-                (map.shape().num_elements() as i64 - missing) as f64
+                (map.shape().num_elements() as i64 - missing(map)) as f64
             }),
         }
     }
+}
+
+/// How many values are missing. A target is larger than anything else that a step holds, so it is only summed up, and counted
+/// where a sample's sum is no number.
+fn missing(target: &Tensor<4>) -> i64 {
+    if target.shape().num_elements() == 0 {
+        return 0;
+    }
+    let sums = target.clone().sum_dim(3).sum_dim(2).sum_dim(1).into_data();
+    let samples = sums.iter::<f64>().enumerate();
+    let incomplete = samples.filter(|(_, sum)| sum.is_nan());
+    let count = |sample| target.clone().narrow(0, sample, 1).is_nan().int().sum();
+    incomplete
+        .map(|(sample, _)| count(sample).into_scalar::<i64>())
+        .sum()
 }
 
 /// Weight of the L1 loss in the total.
