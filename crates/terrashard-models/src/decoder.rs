@@ -9,7 +9,7 @@ use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
 use terrashard_ops::{
     Activation, BatchNorm, Conv2d, ConvShape, Enlarged, Factor, LevelOrder, Linear, Pass, activate,
-    dropout, fuse_levels,
+    dropout, fuse_levels, linear, resize_bilinear,
 };
 
 /// Channels of a branch between its two convolutions.
@@ -63,27 +63,70 @@ impl Head {
         } else {
             LevelOrder::ShallowFirst
         };
-        let levels = std::array::from_fn(|level| {
-            let (tokens, grid) = to_tokens(features[level].clone());
-            let tokens = self.linear[level].forward(tokens);
-            let tokens = match self.activation {
-                Some(activation) => activate(tokens, activation),
-                None => tokens,
-            };
-            to_map(tokens, grid)
-        });
-        let fused = fuse_levels(
-            levels,
-            self.fuse.weight.val(),
-            self.fuse.bias.as_ref().map(Param::val),
-            order,
-        );
+        let fused = match self.activation {
+            Some(activation) => self.fuse_activated(features, activation, order),
+            None => self.fuse_linear(features, order),
+        };
         let fused = match &self.bn {
             Some(bn) => bn.forward(fused, pass),
             None => fused,
         };
         let head = self.cls.forward(activate(fused, Activation::Relu));
         dropout(head, self.dropout, HEAD, pass)
+    }
+}
+
+impl Head {
+    fn fuse_activated(
+        &self,
+        features: &[Tensor<4>; 4],
+        activation: Activation,
+        order: LevelOrder,
+    ) -> Tensor<4> {
+        let levels = std::array::from_fn(|level| {
+            let (tokens, grid) = to_tokens(features[level].clone());
+            let tokens = activate(self.linear[level].forward(tokens), activation);
+            to_map(tokens, grid)
+        });
+        let bias = self.fuse.bias.as_ref().map(Param::val);
+        fuse_levels(levels, self.fuse.weight.val(), bias, order)
+    }
+
+    /// With nothing between them, a level's linear layer and its part of the fusing convolution are one linear layer, whose
+    /// weight is their product: unless a level has fewer tokens than channels, that is less work, and the level's map between them is
+    /// never made.
+    fn fuse_linear(&self, features: &[Tensor<4>; 4], order: LevelOrder) -> Tensor<4> {
+        let weight = self.fuse.weight.val();
+        let [out, inputs, ..] = weight.dims();
+        let weight: Tensor<2> = weight.reshape([out, inputs]);
+        let channels = inputs / features.len();
+        let [_, _, height, width] = features[0].dims();
+        let levels = features.iter().zip(&self.linear).enumerate();
+        let maps = levels.map(|(level, (feature, own))| {
+            let start = order.position(level, features.len()) * channels;
+            let part = weight.clone().narrow(1, start, channels);
+            let (tokens, grid) = to_tokens(feature.clone());
+            let [n, count, dim] = tokens.dims();
+            let tokens = if n * count > dim {
+                let bias = own.bias.val().reshape([channels, 1]);
+                let bias = part.clone().matmul(bias).reshape([out]);
+                linear(tokens, part.matmul(own.weight.val()), bias)
+            } else {
+                let none = Tensor::zeros([out], (&part.device(), part.dtype()));
+                linear(own.forward(tokens), part, none)
+            };
+            let map = resize_bilinear(to_map(tokens, grid), [height, width]);
+            // Channels last is how maps lie in memory.
+            map.permute([0, 2, 3, 1])
+        });
+        let sum = maps
+            .reduce(|sum, map| sum + map)
+            .expect("there are four levels");
+        let sum = match &self.fuse.bias {
+            Some(bias) => sum + bias.val().reshape([1, 1, 1, out]),
+            None => sum,
+        };
+        sum.permute([0, 3, 1, 2])
     }
 }
 

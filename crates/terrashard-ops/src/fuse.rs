@@ -18,7 +18,8 @@ pub enum LevelOrder {
 }
 
 impl LevelOrder {
-    fn position(self, level: usize, levels: usize) -> usize {
+    /// Where this level stands among so many.
+    pub fn position(self, level: usize, levels: usize) -> usize {
         match self {
             Self::ShallowFirst => level,
             Self::DeepestFirst => levels - 1 - level,
