@@ -4,20 +4,25 @@
 //! error.
 
 mod affinity;
+mod batch_norm;
 mod blocks;
 mod branches;
 mod enlarge;
 mod losses;
 mod maps;
+mod pointwise;
 
 use crate::Activation;
+use crate::batch_norm::BatchStatistics;
 use crate::branch::{Backward, Branch, Saved};
 use crate::convolution::ConvShape;
 use crate::focal::Focal;
-use crate::kernels::{Gradients, Kernels, Slopes};
+use crate::kernels::{Gradients, Kernels, Slopes, portable};
 use crate::labels::Labels;
 use crate::operation::Operation;
 use crate::overlap::SoftBce;
+use crate::upsample::Factor;
+use burn::backend::TensorMetadata;
 use burn::tensor::{DType, FloatDType, Tensor};
 use std::fmt::Display;
 use terrashard_torch::{Attention, LibTorch, Primitive as Torch, inner, outer, tch};
@@ -105,7 +110,7 @@ impl Kernels for LibTorch {
                 | Operation::Attention(_)
                 | Operation::Drop(_)
                 | Operation::Resize(..)
-                | Operation::UpsampleConv2d(_)
+                | Operation::UpsampleConv2d(Factor::Whole(_))
                 | Operation::EnlargeConv2d(_)
                 | Operation::Pixels(_)
                 | Operation::Focal(..)
@@ -113,6 +118,9 @@ impl Kernels for LibTorch {
                 | Operation::DiceSums(_)
                 | Operation::L1(..)
                 | Operation::Affinity(..)
+                | Operation::FuseLevels(_)
+                | Operation::BatchNorm(_)
+                | Operation::BatchSums
         )
     }
 
@@ -123,6 +131,10 @@ impl Kernels for LibTorch {
     }
 
     fn conv2d_forward(x: Torch, weight: Torch, bias: Option<Torch>, shape: ConvShape) -> Torch {
+        if pointwise::is_pointwise(inner(&weight), shape) {
+            let bias = bias.as_ref().map(inner);
+            return outer(pointwise::forward(inner(&x), inner(&weight), bias));
+        }
         let [stride, padding, groups] = conv_numbers(shape).map(|number| number as i64);
         outer(computed(inner(&x).f_conv2d(
             inner(&weight),
@@ -141,6 +153,12 @@ impl Kernels for LibTorch {
         shape: ConvShape,
         wanted: &[bool],
     ) -> Gradients<Self> {
+        if pointwise::is_pointwise(inner(&weight), shape) {
+            let wanted_of_all = wanted_of_three(wanted);
+            let (gradient, x) = (inner(&gradient), inner(&x));
+            let results = pointwise::backward(gradient, x, inner(&weight), wanted_of_all);
+            return gradients(results, wanted.len());
+        }
         let results = computed(terrashard_torch::conv2d_backward(
             inner(&gradient),
             inner(&x),
@@ -178,6 +196,46 @@ impl Kernels for LibTorch {
             [true; 3],
         ));
         gradients(results, 3)
+    }
+
+    fn batch_sums(x: Torch) -> Torch {
+        if batch_norm::takes(&x) {
+            return batch_norm::sums(&x);
+        }
+        Self::lower(crate::batch_norm::sums(Self::lift(x)))
+    }
+
+    fn batch_norm_forward(
+        x: Torch,
+        weight: Torch,
+        bias: Torch,
+        statistics: &BatchStatistics,
+    ) -> Torch {
+        if batch_norm::takes(&x) {
+            return batch_norm::forward(&x, &weight, &bias, statistics);
+        }
+        let dtype = x.dtype();
+        let [x, weight, bias] = [x, weight, bias].map(Self::widened);
+        let y = portable::batch_norm_forward::<Self>(x, weight, bias, statistics);
+        Self::rounded(y, dtype)
+    }
+
+    fn batch_norm_backward(
+        gradient: Torch,
+        x: Torch,
+        weight: Torch,
+        statistics: &BatchStatistics,
+    ) -> Gradients<Self> {
+        if batch_norm::takes(&x) {
+            return batch_norm::backward(&gradient, &x, &weight, statistics);
+        }
+        let dtype = x.dtype();
+        let [gradient, x, weight] = [gradient, x, weight].map(Self::widened);
+        let results = portable::batch_norm_backward::<Self>(gradient, x, weight, statistics);
+        let results = results.into_iter();
+        results
+            .map(|result| result.map(|result| Self::rounded(result, dtype)))
+            .collect()
     }
 
     fn activate_forward(x: Torch, kind: Activation) -> Torch {

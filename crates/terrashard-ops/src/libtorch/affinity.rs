@@ -27,7 +27,7 @@ impl Vectors {
         let size = size4(&sample);
         let x = sample
             .to_kind(wide(map.kind()))
-            .reshape([size[0], size[1], -1]);
+            .reshape([size[0], size[1], size[2] * size[3]]);
         let squares = &x * &x;
         let length = squares
             .sum_dim_intlist([1].as_slice(), true, x.kind())

@@ -78,7 +78,7 @@ pub(super) fn backward(
         }
     }
     let gb = wanted[2].then(|| {
-        let sums = gradient.reshape([n, channels, -1]);
+        let sums = gradient.reshape([n, channels, out / channels * h * w]);
         let sums = sums.sum_dim_intlist([2].as_slice(), false, wide(kind));
         sums.sum_dim_intlist([0].as_slice(), false, wide(kind))
             .to_kind(kind)
