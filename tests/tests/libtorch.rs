@@ -302,6 +302,87 @@ fn ignored_blocks_may_hold_anything() {
 }
 
 #[test]
+fn convolutions_of_single_pixels_in_both_layouts() {
+    for bias in [true, false] {
+        check(|of| {
+            let x: Tensor<4> = of.tensor([2, 5, 6, 7]).permute([0, 3, 1, 2]);
+            let weight = of.tensor([3, 7, 1, 1]);
+            conv2d(x, weight, bias.then(|| of.tensor([3])), same(1, 0, 1))
+        });
+        check(|of| {
+            let (x, weight) = (of.tensor([2, 7, 5, 6]), of.tensor([3, 7, 1, 1]));
+            conv2d(x, weight, bias.then(|| of.tensor([3])), same(1, 0, 1))
+        });
+    }
+}
+
+#[test]
+fn a_batch_without_samples_adds_nothing() {
+    let device = Backend::Tch.device().autodiff();
+    let tensor = |shape: [usize; 4]| Tensor::<4>::ones(shape, &device).require_grad();
+    let (x, weight) = (tensor([0, 2, 16, 16]), tensor([1, 2, 3, 3]));
+    let values = enlarge_conv2d(x.clone(), weight.clone(), None, 5);
+    let map = Enlarged::new(values, [16, 16], 5);
+    let labels = Labels::new(Vec::new(), [0, 80, 80], &device);
+    let settings = Focal {
+        alpha: 0.75,
+        gamma: 2.0,
+        divisor: 1.0,
+    };
+    let target = Tensor::zeros([0, 1, 80, 80], &device);
+    let loss = focal(map.clone(), &labels, settings)
+        + l1(map, target, 1.0)
+        + affinity(x.clone(), x.clone(), 8, 1.0);
+    assert_eq!(host(loss.clone()), [0.0]);
+    let gradients = loss.backward();
+    let gradient = weight.grad(&gradients).expect("tracked");
+    assert_eq!(host(gradient), [0.0; 18]);
+    assert_eq!(x.grad(&gradients).expect("tracked").dims(), x.dims());
+}
+
+/// The loss of a whole map in one sample of many: everything beside the gradient is made for one sample at a time.
+#[test]
+fn losses_make_no_temporary_of_the_maps_size() {
+    const SAMPLES: usize = 32;
+    terrashard_torch::tch::set_num_threads(1);
+    let device = Backend::Tch.device().autodiff();
+    let shape = [SAMPLES, 1, 60, 60];
+    let bytes = (SAMPLES * 60 * 60 * 4) as u64;
+    let labels = Labels::new(vec![1; SAMPLES * 60 * 60], [SAMPLES, 60, 60], &device);
+    let target = Tensor::<4>::from_data(noise(2, shape), (&device, DType::F32));
+    let settings = Focal {
+        alpha: 0.75,
+        gamma: 2.0,
+        divisor: 1.0,
+    };
+    let bce = SoftBce {
+        softening: 0.1,
+        divisor: 1.0,
+    };
+    let losses: [&dyn Fn(Tensor<4>) -> Tensor<1>; 4] = [
+        &|map| focal(map, &labels, settings),
+        &|map| soft_bce(map, &labels, bce),
+        &|map| dice(map, &labels, 0.1, 32.0, &Alone),
+        &|map| l1(map, target.clone(), 1.0),
+    ];
+    for (index, loss) in losses.into_iter().enumerate() {
+        let map = Tensor::from_data(noise(1, shape), (&device, DType::F32)).require_grad();
+        let run = || map.grad(&loss(map.clone()).backward());
+        let (gradient, peak) = terrashard_torch::cpu_peak(run).expect("nothing else counts");
+        assert!(gradient.is_some());
+        // The gradient, and what one sample of 32 needs: that of the focal loss is fifteen maps of a sample.
+        assert!(
+            peak >= bytes,
+            "loss {index}: {peak} bytes are less than a gradient"
+        );
+        assert!(
+            peak < bytes + bytes * 2 / 3,
+            "loss {index}: {peak} of {bytes} bytes"
+        );
+    }
+}
+
+#[test]
 fn maps_of_sixteen_bits() {
     // Losses are f32; maps are rounded to 8 or 11 bits.
     let settings = Focal {
