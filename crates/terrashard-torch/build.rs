@@ -64,6 +64,7 @@ mod libtorch {
                 "src/branch.cc",
                 "src/columns.cc",
                 "src/compiled.cc",
+                "src/depthwise.cc",
                 "src/flat.cc",
                 "src/host_buffer.cc",
                 "src/norm.cc",

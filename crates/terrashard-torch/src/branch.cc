@@ -5,6 +5,7 @@
 // [N, T, D]. A map [N, D, height, width] is a view of its tokens: channels last in memory.
 
 #include "attention.h"
+#include "depthwise.h"
 #include "guarded.h"
 #include "norm.h"
 
@@ -282,27 +283,32 @@ Tensor activated_backward(Tensor gradient, const Tensor& x, int64_t activation) 
   }
 }
 
-struct Convolved {
-  Tensor convolved, activated;
-};
-
 // The depthwise convolution, and the activation of what it gives.
-Convolved convolved_and_activated(const Tensor& x, const Tensor& weight, const Tensor& bias,
-                                  const TerrashardFeedForward& how) {
-  const auto map = as_map(x, how.height, how.width);
-  if (!x.is_cuda()) {
-    auto y = as_tokens(at::conv2d(map, weight, bias, 1, 1, 1, x.size(2)));
-    return {y, activated(y, how.activation)};
+terrashard::Depthwise convolved_and_activated(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                                              const TerrashardFeedForward& how) {
+  auto both = terrashard::depthwise(x, weight, bias, how.height, how.width, how.activation == kGelu);
+  if (!both) {
+    const auto map = as_map(x, how.height, how.width);
+    both = {x.is_cuda() ? as_tokens(at::conv2d(map, weight, {}, 1, 1, 1, x.size(2)))
+                        : as_tokens(at::conv2d(map, weight, bias, 1, 1, 1, x.size(2))),
+            {}};
+    if (x.is_cuda()) {
+      // cuDNN's convolution is without the bias.
+      auto values = rows(both->convolved);
+      add_to_columns(values, bias);
+    }
   }
-  // cuDNN's convolution is without the bias.
-  auto y = as_tokens(at::conv2d(map, weight, {}, 1, 1, 1, x.size(2)));
-  auto values = rows(y);
-  add_to_columns(values, bias);
-  return {y, activated(y, how.activation)};
+  if (!both->activated.defined()) both->activated = activated(both->convolved, how.activation);
+  return *both;
 }
 
 // Gives the gradients of the depthwise convolution's weight and bias, and gives back that of its input.
 Tensor depthwise_backward(const Tensor& gradient, const Tensor& x, const Parameters& p, const TerrashardFeedForward& how) {
+  if (auto all = terrashard::depthwise_backward(gradient, x, p[kDepthwise], how.height, how.width)) {
+    if (p.wanted[kDepthwise]) p.give(kDepthwise, all->weight);
+    if (p.wanted[kDepthwise + 1]) p.give(kDepthwise + 1, all->bias);
+    return all->x;
+  }
   // Its bias' gradient is a sum over rows like all others.
   if (p.wanted[kDepthwise + 1]) p.give(kDepthwise + 1, sum_of_rows(rows(gradient)));
   auto [gmap, gw, none] = at::convolution_backward(
