@@ -111,7 +111,7 @@ impl DeviceFlags {
     /// The device, if this build and this machine have it.
     ///
     /// # Errors
-    /// [`Error::NotInBuild`], [`Error::NoGpu`].
+    /// [`Error::NotInBuild`](crate::Error::NotInBuild), [`Error::NoGpu`](crate::Error::NoGpu).
     pub fn device(self) -> Result<Device> {
         let device = match (self.device, self.backend) {
             (DeviceFlag::Cuda, _) => Device::Cuda,
