@@ -8,6 +8,8 @@ pub mod checkpoints;
 pub mod counted;
 pub mod fixture;
 #[cfg(feature = "nccl")]
+pub mod gpu_program;
+#[cfg(feature = "nccl")]
 pub mod gpu_ranks;
 pub mod hash;
 pub mod judge;

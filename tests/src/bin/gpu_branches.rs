@@ -3,11 +3,11 @@
 //! Prints a line for each check that failed and ends with 1 then. Needs a GPU.
 
 use std::process::ExitCode;
-use std::time::Instant;
 
-use terrashard_torch::tch::{Cuda, Device, Kind, Tensor};
+use terrashard_tests::gpu_program::{median, on_a_gpu};
+use terrashard_torch::tch::{Device, Kind, Tensor};
 use terrashard_torch::{
-    AttentionBranch, BranchActivation, Error, FeedForwardBranch, Saved, load_cuda, set_tf32,
+    AttentionBranch, BranchActivation, Error, FeedForwardBranch, Saved, set_tf32,
 };
 
 const EPSILON: f64 = 1e-6;
@@ -230,38 +230,6 @@ fn time(name: &str, branch: &Branch) -> Result<(), Error> {
     Ok(())
 }
 
-/// Of ten times ten calls, milliseconds of one.
-fn median(mut call: impl FnMut() -> Result<(), Error>) -> Result<f64, Error> {
-    call()?;
-    let mut times = Vec::new();
-    for _ in 0..10 {
-        Cuda::synchronize(0);
-        let start = Instant::now();
-        for _ in 0..10 {
-            call()?;
-        }
-        Cuda::synchronize(0);
-        times.push(start.elapsed().as_secs_f64() * 1e2);
-    }
-    times.sort_by(f64::total_cmp);
-    Ok(times[5])
-}
-
 fn main() -> ExitCode {
-    if let Err(error) = load_cuda() {
-        eprintln!("gpu_branches: {error}");
-        return ExitCode::FAILURE;
-    }
-    if Cuda::device_count() == 0 {
-        eprintln!("gpu_branches: no gpu");
-        return ExitCode::FAILURE;
-    }
-    match set_tf32(false).and_then(|()| run()) {
-        Ok(0) => ExitCode::SUCCESS,
-        Ok(_) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("gpu_branches: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    on_a_gpu("gpu_branches", || set_tf32(false).and_then(|()| run()))
 }

@@ -1,13 +1,13 @@
 //! Kernels of our own on a GPU, against double precision on the CPU and against the time of LibTorch's.
 //!
-//! Prints a line for each check and ends with 1 if one failed. Needs a GPU; `benches/gpu.sh` runs it.
+//! Prints a line for each check and ends with 1 if one failed. Needs a GPU.
 
 use std::process::ExitCode;
-use std::time::Instant;
 
-use terrashard_torch::tch::{Cuda, Device, Kind, Tensor};
+use terrashard_tests::gpu_program::{median, on_a_gpu};
+use terrashard_torch::tch::{Device, Kind, Tensor};
 use terrashard_torch::{
-    Error, columns, columns_backward, layer_norm, layer_norm_backward, load_cuda, resize_bilinear,
+    Error, columns, columns_backward, layer_norm, layer_norm_backward, resize_bilinear,
     resize_bilinear_backward,
 };
 
@@ -30,22 +30,7 @@ const TIMED: [[i64; 2]; 5] = [
 ];
 
 fn main() -> ExitCode {
-    if let Err(error) = load_cuda() {
-        eprintln!("gpu_kernels: {error}");
-        return ExitCode::FAILURE;
-    }
-    if Cuda::device_count() == 0 {
-        eprintln!("gpu_kernels: no gpu");
-        return ExitCode::FAILURE;
-    }
-    match run() {
-        Ok(0) => ExitCode::SUCCESS,
-        Ok(_) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("gpu_kernels: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    on_a_gpu("gpu_kernels", run)
 }
 
 fn run() -> Result<usize, Error> {
@@ -277,21 +262,4 @@ fn time(kind: Kind, rows: i64, columns: i64) -> Result<(), Error> {
         "{kind:?} {rows} x {columns}: forward {forward:.3} ms, libtorch's {theirs:.3}; backward {backward:.3} ms"
     );
     Ok(())
-}
-
-/// Of twenty calls, each with its result.
-fn median(mut call: impl FnMut() -> Result<(), Error>) -> Result<f64, Error> {
-    call()?;
-    let mut times = Vec::new();
-    for _ in 0..20 {
-        Cuda::synchronize(0);
-        let start = Instant::now();
-        for _ in 0..10 {
-            call()?;
-        }
-        Cuda::synchronize(0);
-        times.push(start.elapsed().as_secs_f64() * 1e2);
-    }
-    times.sort_by(f64::total_cmp);
-    Ok(times[10])
 }
