@@ -13,8 +13,8 @@ use terrashard_collectives::local;
 use terrashard_layout::Stage;
 use terrashard_models::{Loss, Mode, ModelConfig, Normalizers, Pass, Scope};
 use terrashard_tests::hash;
-use terrashard_trainer::training::BlockSlots;
-use terrashard_zero::{Initial, Recompute, Round, Slots, ZeroConfig, ZeroOptimizer};
+use terrashard_tests::training::block;
+use terrashard_zero::{Initial, ZeroConfig, ZeroOptimizer};
 
 use crate::memory;
 use crate::model::{Backend, ModelBench, ModelRow, Peer};
@@ -74,19 +74,9 @@ impl Scope for Counted<'_> {
         M: Module + Sync + 'static,
         F: Fn(&M, Vec<Tensor<D>>, &Pass) -> Tensor<E> + Send + Sync + 'static,
     {
-        let pass = self.pass();
-        let run = move |module: &M, inputs: Vec<Tensor<D>>, _: Round, slots: Option<&Slots>| {
-            let pass = Pass {
-                slots: slots.map(BlockSlots::of),
-                ..pass.clone()
-            };
-            forward(module, inputs, &pass)
-        };
         // Every node of any graph gets the next number.
         let before = NodeId::new().value;
-        let output = self
-            .optimizer
-            .block_with_slots(module, inputs, Recompute::Keep, run);
+        let output = block(self.optimizer, self.pass(), module, inputs, forward);
         let nodes = NodeId::new().value - before - 1;
         if name.contains(".blocks.") {
             self.nodes.set(self.nodes.get().max(nodes));

@@ -49,17 +49,7 @@ impl Scope for Sharded<'_> {
         M: Module + Sync + 'static,
         F: Fn(&M, Vec<Tensor<D>>, &Pass) -> Tensor<E> + Send + Sync + 'static,
     {
-        let pass = self.pass();
-        let run = move |module: &M, inputs: Vec<Tensor<D>>, _: Round, slots: Option<&Slots>| {
-            let pass = Pass {
-                slots: slots.map(BlockSlots::of),
-                ..pass.clone()
-            };
-            forward(module, inputs, &pass)
-        };
-        let output = self
-            .optimizer
-            .block_with_slots(module, inputs, Recompute::Keep, run);
+        let output = block(self.optimizer, self.pass(), module, inputs, forward);
         if name.starts_with("tail.up.") {
             self.steps.borrow_mut().push(maps::values(&output));
         }
@@ -69,6 +59,28 @@ impl Scope for Sharded<'_> {
     fn pass(&self) -> Pass {
         Pass::new(Mode::Training)
     }
+}
+
+/// A block of a training that keeps its activations, its parameters from `optimizer`.
+pub fn block<M, const D: usize, const E: usize, F>(
+    optimizer: &ZeroOptimizer,
+    pass: Pass,
+    module: &M,
+    inputs: Vec<Tensor<D>>,
+    forward: F,
+) -> Tensor<E>
+where
+    M: Module + Sync + 'static,
+    F: Fn(&M, Vec<Tensor<D>>, &Pass) -> Tensor<E> + Send + Sync + 'static,
+{
+    let run = move |module: &M, inputs: Vec<Tensor<D>>, _: Round, slots: Option<&Slots>| {
+        let pass = Pass {
+            slots: slots.map(BlockSlots::of),
+            ..pass.clone()
+        };
+        forward(module, inputs, &pass)
+    };
+    optimizer.block_with_slots(module, inputs, Recompute::Keep, run)
 }
 
 /// Which of a set's runs.

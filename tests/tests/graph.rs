@@ -9,8 +9,8 @@ use burn::tensor::Tensor;
 use terrashard_collectives::local;
 use terrashard_models::{Loss, Mode, ModelConfig, Normalizers, Pass, Scope, Targets};
 use terrashard_tests::hash;
-use terrashard_trainer::training::BlockSlots;
-use terrashard_zero::{Initial, Recompute, Round, Slots, ZeroConfig, ZeroOptimizer};
+use terrashard_tests::training::block;
+use terrashard_zero::{Initial, ZeroConfig, ZeroOptimizer};
 
 /// Counts what each block adds to the graph.
 struct Counted<'a> {
@@ -30,18 +30,8 @@ impl Scope for Counted<'_> {
         M: Module + Sync + 'static,
         F: Fn(&M, Vec<Tensor<D>>, &Pass) -> Tensor<E> + Send + Sync + 'static,
     {
-        let pass = self.pass();
-        let run = move |module: &M, inputs: Vec<Tensor<D>>, _: Round, slots: Option<&Slots>| {
-            let pass = Pass {
-                slots: slots.map(BlockSlots::of),
-                ..pass.clone()
-            };
-            forward(module, inputs, &pass)
-        };
         let before = NodeId::new().value;
-        let output = self
-            .optimizer
-            .block_with_slots(module, inputs, Recompute::Keep, run);
+        let output = block(self.optimizer, self.pass(), module, inputs, forward);
         let nodes = NodeId::new().value - before - 1;
         self.nodes.borrow_mut().insert(name.into(), nodes);
         output
