@@ -22,10 +22,15 @@ const END: &str = "end";
 const END_WITHIN: Duration = Duration::from_secs(10);
 
 /// How long rank 0, which holds the store, gives the others to learn why the run ends.
-const TOLD_WITHIN: Duration = Duration::from_secs(2);
+const TOLD_WITHIN: Duration = Duration::from_secs(5);
 
 /// Lines of a group's last calls that are printed.
 const LINES: usize = 16;
+
+/// Under this key a rank says that it knows why the run ends.
+fn told(rank: usize) -> String {
+    format!("{END}/{rank}")
+}
 
 /// What marks the end of a call.
 pub(super) trait Completion: Debug + Send + Sync {
@@ -340,12 +345,26 @@ impl Process {
         for group in &groups {
             group.carrier.abort();
         }
-        let _ = store.leave(if rank == 0 {
-            TOLD_WITHIN
+        // A rank that has said farewell and waits for the others still has to learn why the run ends.
+        if rank == 0 {
+            self.wait_until_told(store);
         } else {
-            Duration::ZERO
-        });
+            let _ = store.set(&told(rank), &[]);
+        }
+        let _ = store.leave(Duration::ZERO);
         exit_at_once(1)
+    }
+
+    /// Returns when all others have told the store that they know why the run ends, or it is too late for that.
+    fn wait_until_told(&self, store: &Store) {
+        let end = Instant::now() + TOLD_WITHIN;
+        for rank in 1..store.launched().ranks {
+            while let Ok(None) = store.look(&told(rank))
+                && Instant::now() < end
+            {
+                thread::sleep(Duration::from_millis(10));
+            }
+        }
     }
 }
 
