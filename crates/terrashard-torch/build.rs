@@ -67,6 +67,7 @@ mod libtorch {
                 "src/depthwise.cc",
                 "src/flat.cc",
                 "src/host_buffer.cc",
+                "src/loss.cc",
                 "src/norm.cc",
                 "src/profile.cc",
                 "src/resize.cc",

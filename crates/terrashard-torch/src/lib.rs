@@ -47,6 +47,8 @@ mod gradients;
 #[cfg(feature = "tch")]
 mod host_buffer;
 #[cfg(feature = "tch")]
+mod loss;
+#[cfg(feature = "tch")]
 mod profile;
 #[cfg(feature = "tch")]
 mod resize;
@@ -68,6 +70,7 @@ pub use {
     flat::{Pieces, sums_of_squares},
     gradients::{conv2d_backward, layer_norm, layer_norm_backward},
     host_buffer::HostBuffer,
+    loss::{LossAndSlope, MaskLoss, l1_loss, mask_loss},
     profile::{Profile, ProfileRow},
     resize::{resize_bilinear, resize_bilinear_backward},
     tch,

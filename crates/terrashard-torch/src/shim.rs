@@ -8,6 +8,7 @@
 pub(crate) mod branch;
 pub(crate) mod columns;
 pub(crate) mod host_buffer;
+pub(crate) mod loss;
 pub(crate) mod norm;
 pub(crate) mod profile;
 pub(crate) mod resize;
@@ -134,6 +135,8 @@ pub(crate) enum Call {
     ColumnsBackward,
     Resize,
     ResizeBackward,
+    MaskLoss,
+    L1Loss,
 }
 
 impl Call {
@@ -157,6 +160,8 @@ impl Call {
             Self::Memory => "the count of the device's memory",
             Self::Resize => "resizing",
             Self::ResizeBackward => "resizing's backward",
+            Self::MaskLoss => "a loss of a mask",
+            Self::L1Loss => "the L1 loss of an image",
             Self::Columns => "shifted copies",
             Self::ColumnsBackward => "the sum of shifted copies",
             Self::ProfileStart => "the start of a profile",

@@ -2,8 +2,9 @@
 
 use terrashard_torch::tch::{Device, Kind, Tensor};
 use terrashard_torch::{
-    AdamW, Attention, Error, HostBuffer, Memory, Pieces, conv2d_backward, is_deterministic,
-    layer_norm_backward, set_deterministic, sums_of_squares, version,
+    AdamW, Attention, Error, HostBuffer, MaskLoss, Memory, Pieces, conv2d_backward,
+    is_deterministic, l1_loss, layer_norm_backward, mask_loss, set_deterministic, sums_of_squares,
+    version,
 };
 
 fn tensor(values: &[f64], shape: &[i64]) -> Tensor {
@@ -331,4 +332,24 @@ fn a_buffer_of_the_host_takes_and_gives_elements() {
             .expect("none")
             .is_empty()
     );
+}
+
+#[test]
+fn losses_on_a_processor_are_left_to_the_caller() {
+    let (map, mask) = (tensor(&[0.5; 9], &[1, 9, 1, 1]), [1u8; 25]);
+    let labels = Tensor::from_slice(&mask).view([1, 5, 5]);
+    let loss = MaskLoss::SoftBce { softening: 0.1 };
+    assert!(matches!(mask_loss(&map, &labels, 5, loss, true), Ok(None)));
+    let image = tensor(&[0.5; 25], &[1, 1, 5, 5]);
+    assert!(matches!(l1_loss(&map, &image, 5, true), Ok(None)));
+    // What does not cover the same pixels is found anywhere.
+    for wrong in [
+        mask_loss(&map, &labels, 4, loss, true),
+        mask_loss(&map, &labels.view([25]), 5, loss, true),
+        mask_loss(&tensor(&[0.5; 4], &[1, 4, 1, 1]), &labels, 5, loss, true),
+        l1_loss(&map, &image, 2, true),
+        l1_loss(&map.view([9]), &image, 5, true),
+    ] {
+        assert!(matches!(wrong, Err(Error::Count { .. })), "{wrong:?}");
+    }
 }

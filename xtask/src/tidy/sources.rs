@@ -29,6 +29,7 @@ const UNSAFE: &[&str] = &[
     "crates/terrashard-torch/src/shim/host_buffer.rs",
     "crates/terrashard-torch/src/shim/norm.rs",
     "crates/terrashard-torch/src/shim/profile.rs",
+    "crates/terrashard-torch/src/shim/loss.rs",
     "crates/terrashard-torch/src/shim/resize.rs",
 ];
 

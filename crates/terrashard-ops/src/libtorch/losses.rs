@@ -6,11 +6,13 @@
 //! it is multiplied by is known in backward.
 
 use super::blocks::{areas, columns, kinds, pieces, size4, spans, sum_classes};
+use super::computed;
 use super::enlarge::wide;
 use crate::IGNORE;
 use crate::focal::Focal;
 use crate::overlap::SoftBce;
 use terrashard_torch::tch::{Kind, Tensor};
+use terrashard_torch::{LossAndSlope, MaskLoss, l1_loss, mask_loss};
 
 /// Labels `[N, H, W]`, one byte a pixel.
 pub(super) struct Mask<'a> {
@@ -24,6 +26,24 @@ pub(super) struct Loss {
     pub(super) value: Tensor,
     /// Like the map, if it was asked for.
     pub(super) slope: Option<Tensor>,
+}
+
+impl Loss {
+    /// Of a map of this type.
+    fn of(fused: LossAndSlope, map: &Tensor) -> Self {
+        Self {
+            value: fused.value.to_kind(wide(map.kind())),
+            slope: fused.slope,
+        }
+    }
+}
+
+/// The loss in one pass, where a device has it.
+fn in_one_pass(map: &Tensor, mask: &Mask<'_>, loss: MaskLoss, slopes: bool) -> Option<Loss> {
+    let map = map.contiguous();
+    let factor = mask.labels.size()[1] / map.size()[2].max(1);
+    let fused = computed(mask_loss(&map, mask.labels, factor, loss, slopes));
+    fused.map(|fused| Loss::of(fused, &map))
 }
 
 /// What is done with one piece of the batch: the sum of its loss, and its gradient into the second tensor.
@@ -104,6 +124,10 @@ fn elements(map: &Tensor) -> i64 {
 
 /// See [`focal`](crate::focal), without its divisor.
 pub(super) fn focal(map: &Tensor, mask: &Mask<'_>, focal: Focal, slopes: bool) -> Loss {
+    let Focal { alpha, gamma, .. } = focal;
+    if let Some(loss) = in_one_pass(map, mask, MaskLoss::Focal { alpha, gamma }, slopes) {
+        return loss;
+    }
     by_pieces(map, elements(map), slopes, &|map, piece, slope| {
         let counts = counts(mask, map, piece);
         let x = logits(map, mask, &counts);
@@ -128,6 +152,10 @@ pub(super) fn focal(map: &Tensor, mask: &Mask<'_>, focal: Focal, slopes: bool) -
 
 /// See [`soft_bce`](crate::soft_bce), without its divisor.
 pub(super) fn soft_bce(map: &Tensor, mask: &Mask<'_>, bce: SoftBce, slopes: bool) -> Loss {
+    let softening = bce.softening;
+    if let Some(loss) = in_one_pass(map, mask, MaskLoss::SoftBce { softening }, slopes) {
+        return loss;
+    }
     by_pieces(map, elements(map), slopes, &|map, piece, slope| {
         let counts = counts(mask, map, piece);
         let x = logits(map, mask, &counts);
@@ -145,6 +173,9 @@ pub(super) fn soft_bce(map: &Tensor, mask: &Mask<'_>, bce: SoftBce, slopes: bool
 
 /// See [`dice_sums`](crate::kernels::Kernels::dice_sums): `[2]`.
 pub(super) fn dice_sums(map: &Tensor, mask: &Mask<'_>) -> Tensor {
+    if let Some(loss) = in_one_pass(map, mask, MaskLoss::DiceSums, false) {
+        return loss.value;
+    }
     let sum = |which: fn(&[Tensor; 2]) -> Tensor| {
         by_pieces(map, elements(map), false, &|map, piece, _| {
             let counts = counts(mask, map, piece);
@@ -163,6 +194,13 @@ pub(super) fn dice_sums(map: &Tensor, mask: &Mask<'_>) -> Tensor {
 /// The gradient of the logits for the derivatives by the probability of a negative and of a positive pixel.
 pub(super) fn dice_slope(map: &Tensor, mask: &Mask<'_>, of_pixels: [f64; 2]) -> Tensor {
     let [of_negative, of_positive] = of_pixels;
+    let fused = MaskLoss::DiceSlope {
+        of_negative,
+        of_positive,
+    };
+    if let Some(slope) = in_one_pass(map, mask, fused, true).and_then(|loss| loss.slope) {
+        return slope;
+    }
     let loss = by_pieces(map, elements(map), true, &|map, piece, slope| {
         let counts = counts(mask, map, piece);
         let x = logits(map, mask, &counts);
@@ -183,6 +221,9 @@ pub(super) fn l1(map: &Tensor, target: &Tensor, slopes: bool) -> Loss {
     let h = map.size()[2];
     let (factor, w) = (height / h, map.size()[3]);
     let target = target.contiguous();
+    if let Some(fused) = computed(l1_loss(&map.contiguous(), &target, factor, slopes)) {
+        return Loss::of(fused, map);
+    }
     let kind = wide(map.kind());
     by_pieces(
         map,
