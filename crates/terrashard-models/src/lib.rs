@@ -39,7 +39,7 @@ pub use decoder::{Branch, Head, SUPERRES_CHANNELS, Tail};
 pub use encoder::{Attention, Block, MixFeedForward, Stage};
 pub use error::{Error, Result};
 pub use foreign::{HuggingFaceConfig, Import, Imported, Origin, Told};
-pub use losses::{Loss, Losses, Normalizers, Targets};
+pub use losses::{L1_WEIGHT, Loss, Losses, Normalizers, Targets};
 pub use net::{Maps, S2s2Net};
 pub use scope::{Plain, Scope};
 pub use terrashard_ops::{

@@ -99,13 +99,13 @@ fn missing(target: &Tensor<4>) -> i64 {
         .sum()
 }
 
-/// Weight of the L1 loss in the total.
-const L1_WEIGHT: f64 = 0.001;
+/// Weight of the L1 loss in the total, in the reference: S2S2Net.
+pub const L1_WEIGHT: f64 = 0.001;
 
 /// This rank's and micro-batch's shares of the losses, `[1]` each.
 #[derive(Debug, Clone)]
 pub struct Losses {
-    /// `affinity + segmentation + 0.001 l1`: what is differentiated.
+    /// `affinity + segmentation + weight * l1`: what is differentiated.
     pub total: Tensor<1>,
     /// How differently the branches see pairs of positions. Only with the super-resolution branch.
     pub affinity: Option<Tensor<1>>,
@@ -118,15 +118,29 @@ pub struct Losses {
 }
 
 impl Loss {
-    /// The losses of one micro-batch.
+    /// The losses of one micro-batch, with [`L1_WEIGHT`].
     ///
-    /// Each loss is an `f32` where maps are of 16 bits. It is 0 with nothing to count in the whole window, and for a rank without
-    /// samples.
+    /// Otherwise as [`Loss::weighted`].
     pub fn of(
         self,
         maps: &Maps,
         targets: &Targets,
         normalizers: &Normalizers,
+        scope: &impl Scope,
+    ) -> Losses {
+        self.weighted(maps, targets, normalizers, L1_WEIGHT, scope)
+    }
+
+    /// The losses of one micro-batch, the L1 loss of the super-resolved image weighing `l1_weight` in the total.
+    ///
+    /// Each loss is an `f32` where maps are of 16 bits. It is 0 with nothing to count in the whole window, and for a rank without
+    /// samples.
+    pub fn weighted(
+        self,
+        maps: &Maps,
+        targets: &Targets,
+        normalizers: &Normalizers,
+        l1_weight: f64,
         scope: &impl Scope,
     ) -> Losses {
         let logits = maps.segmentation.clone();
@@ -184,7 +198,7 @@ impl Loss {
             total = total + affinity.clone();
         }
         if let Some(l1) = &l1 {
-            total = total + l1.clone() * L1_WEIGHT;
+            total = total + l1.clone() * l1_weight;
         }
         Losses {
             total,

@@ -5,8 +5,8 @@ use burn::tensor::{DType, Device, Gradients, Tensor, TensorData};
 use std::cell::RefCell;
 use std::sync::Arc;
 use terrashard_models::{
-    Error, HeadNorm, IGNORE, Labels, Loss, Masks, Mode, ModelConfig, Normalizers, Pass, Plain,
-    Scope, Targets, assign, initial_value, parameters,
+    Error, HeadNorm, IGNORE, L1_WEIGHT, Labels, Loss, Masks, Mode, ModelConfig, Normalizers, Pass,
+    Plain, Scope, Targets, assign, initial_value, parameters,
 };
 
 fn tiny() -> ModelConfig {
@@ -455,4 +455,31 @@ fn unknown_keys_are_errors_and_defaults_are_b0() {
         .unwrap_err()
         .to_string();
     assert!(error.contains("unknown field `dimensions`"), "{error}");
+}
+
+#[test]
+fn the_image_weighs_as_much_as_is_asked_for() {
+    let device = Device::flex();
+    let model = tiny().init(&device).unwrap().initialize(3);
+    let scope = Plain::training();
+    let maps = model.forward(image(32, 32, &device), &scope);
+    let targets = Targets {
+        labels: Labels::new(vec![1; 160 * 160], [1, 160, 160], &device),
+        superres: Some(Tensor::full([1, 4, 160, 160], 0.5, &device)),
+    };
+    let normalizers = Normalizers::of(&targets);
+    let value = |loss: Option<Tensor<1>>| host(loss.expect("of the branch"))[0];
+    for weight in [0.0, L1_WEIGHT, 2.0] {
+        let losses = Loss::Focal.weighted(&maps, &targets, &normalizers, weight, &scope);
+        let (affinity, l1) = (value(losses.affinity), value(losses.l1));
+        let expected = affinity + host(losses.segmentation)[0] + weight as f32 * l1;
+        let total = host(losses.total)[0];
+        assert!(
+            l1 > 0.1 && (total - expected).abs() < 1e-5 * expected.abs(),
+            "{total} {expected}"
+        );
+    }
+    let default = Loss::Focal.of(&maps, &targets, &normalizers, &scope);
+    let reference = Loss::Focal.weighted(&maps, &targets, &normalizers, 0.001, &scope);
+    assert_eq!(host(default.total), host(reference.total));
 }

@@ -19,6 +19,7 @@
 
 #include <c10/core/Allocator.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
+#include <c10/util/env.h>
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -140,6 +141,8 @@ int terrashard_is_deterministic() { return at::globalContext().deterministicAlgo
 
 int terrashard_set_deterministic(char** message, int on) {
   return guarded(message, [&] {
+    // cuBLAS gives the same bits with a workspace of its own for each stream alone, and LibTorch refuses any other.
+    if (on != 0) c10::utils::set_env("CUBLAS_WORKSPACE_CONFIG", ":4096:8", false);
     auto& context = at::globalContext();
     context.setDeterministicAlgorithms(on != 0, false);
     context.setDeterministicCuDNN(on != 0);

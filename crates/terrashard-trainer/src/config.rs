@@ -14,7 +14,7 @@ mod validate;
 mod zero;
 
 pub use batch::Batch;
-pub use device::Device;
+pub use device::{Arithmetic, Device};
 pub use sections::{
     CheckpointSection, Config, DataSection, HighresSection, LogSection, Resume, SceneEntry,
 };
@@ -241,6 +241,7 @@ mod tests {
         check("", &["log.seconds=1e300"], "log.seconds");
         check("", &["train.weight_decay=nan"], "train.weight_decay");
         check("", &["train.weight_decay=inf"], "train.weight_decay");
+        check("", &["train.l1_weight=-0.1"], "train.l1_weight");
         check("", &["zero.bucket_bytes=0"], "zero.bucket_bytes");
         check("", &["model.depths=[1, 1, 1, 1000000]"], "model.depths");
         check(
@@ -276,7 +277,15 @@ mod tests {
             &["checkpoint.async=true"],
             "`checkpoint.async` is not supported yet; leave it out",
         );
-        load("", &["checkpoint.async=false", "train.deterministic=true"]).unwrap();
+        load("", &["checkpoint.async=false"]).unwrap();
+    }
+
+    #[test]
+    fn arithmetic_is_that_of_the_process() {
+        let arithmetic = |overrides: &[&str]| load("", overrides).unwrap().train.arithmetic();
+        assert_eq!(arithmetic(&[]), Arithmetic::default());
+        let tf32 = arithmetic(&["train.precision=tf32", "train.deterministic=true"]);
+        assert!(tf32.tf32 && tf32.deterministic);
     }
 
     #[test]

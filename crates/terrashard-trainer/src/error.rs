@@ -94,6 +94,9 @@ pub enum Error {
         /// The flag with its value.
         flag: String,
     },
+    /// LibTorch refuses how it is to compute.
+    #[error("failed to set how LibTorch computes: {0}")]
+    LibTorch(String),
     /// LibTorch finds no GPU.
     #[error(
         "`--device cuda` finds no gpu: check that `nvidia-smi` lists one, that CUDA_VISIBLE_DEVICES does not hide it, and that \

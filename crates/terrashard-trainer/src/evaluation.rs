@@ -9,7 +9,7 @@ use terrashard_data::{BandSelection, Comparison, ConfusionMatrix, Fidelity, Rows
 use terrashard_layout::Offload;
 use terrashard_raster::{Samples, Window};
 
-use crate::config::{Band, Config, Device, HighresSection};
+use crate::config::{Arithmetic, Band, Config, Device, HighresSection};
 use crate::dataset::Dataset;
 use crate::error::{Error, Result};
 use crate::mapping::{Layers, Mapping, Receive};
@@ -79,7 +79,7 @@ pub fn test(
         false => Dataset::open(config)?,
     };
     // Threads share the first GPU and the model on it.
-    let device = device.of_rank(0, ranks)?;
+    let device = device.of_rank(0, ranks, Arithmetic::default())?;
     let placement = Placement {
         stage: config.zero.stage,
         offload: config.zero.offload == Offload::Parameters,

@@ -201,7 +201,7 @@ impl StagePlan {
 /// The parameters of a model in declared order, in the element type of the computation.
 fn parameters(config: &Config, model: &S2s2Net) -> Result<Vec<ParameterSpec>> {
     let dtype = match config.train.precision {
-        Precision::Fp32 => ElementType::F32,
+        Precision::Fp32 | Precision::Tf32 => ElementType::F32,
         Precision::Bf16 => ElementType::Bf16,
         Precision::Fp16 => ElementType::F16,
     };

@@ -10,7 +10,7 @@ use terrashard_models::SUPERRES_CHANNELS;
 use terrashard_raster::{GeoTiffSink, RasterSink, RasterSpec};
 
 use crate::band_stack::{self, BandFile};
-use crate::config::Device;
+use crate::config::{Arithmetic, Device};
 use crate::dataset::scene_options;
 use crate::error::{Error, Result};
 use crate::mapping::{Layers, Mapping, Receive};
@@ -109,7 +109,9 @@ pub fn predict(options: &PredictOptions) -> Result<Prediction> {
         }
     }
     // Threads share the first GPU and the model on it.
-    let device = options.device.of_rank(0, options.ranks)?;
+    let device = options
+        .device
+        .of_rank(0, options.ranks, Arithmetic::default())?;
     let weights = Weights::new(&trained, options.placement, &device)?;
     let overlap = options.overlap.unwrap_or(trained.overlap);
     if overlap >= trained.tile {

@@ -4,6 +4,15 @@ use burn::tensor;
 
 use crate::error::{Error, Result};
 
+/// How LibTorch computes, in the whole process. Burn's own backend computes in one way only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Arithmetic {
+    /// Whether GPUs round the factors of 32-bit matrix products to 10 bits.
+    pub tf32: bool,
+    /// Whether only algorithms are taken that give the same bits each time.
+    pub deterministic: bool,
+}
+
 /// Where tensors are, and what computes there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Device {
@@ -43,12 +52,21 @@ impl Device {
         }
     }
 
-    /// Where a rank of this host computes, of `ranks` that share its processor.
+    /// Where a rank of this host computes, of `ranks` that share its processor. All ranks of a process have the same
+    /// arithmetic.
     ///
     /// # Errors
-    /// [`Error::NotInBuild`], [`Error::NoGpu`].
-    pub fn of_rank(self, local_rank: usize, ranks: usize) -> Result<tensor::Device> {
+    /// [`Error::NotInBuild`], [`Error::NoGpu`], [`Error::LibTorch`].
+    pub fn of_rank(
+        self,
+        local_rank: usize,
+        ranks: usize,
+        arithmetic: Arithmetic,
+    ) -> Result<tensor::Device> {
         self.check()?;
+        if self != Self::Cpu {
+            libtorch::set(arithmetic)?;
+        }
         Ok(match self {
             Self::Cpu => tensor::Device::flex(),
             Self::CpuLibTorch => libtorch::cpu(ranks),
@@ -70,6 +88,12 @@ mod libtorch {
 
     pub(super) fn check(_: &str) -> Result<()> {
         Ok(())
+    }
+
+    pub(super) fn set(arithmetic: Arithmetic) -> Result<()> {
+        terrashard_torch::set_tf32(arithmetic.tf32)
+            .and_then(|()| terrashard_torch::set_deterministic(arithmetic.deterministic))
+            .map_err(|error| Error::LibTorch(error.to_string()))
     }
 
     pub(super) fn gpus() -> usize {
@@ -101,6 +125,10 @@ mod libtorch {
         Err(Error::NotInBuild { flag: flag.into() })
     }
 
+    pub(super) fn set(_: Arithmetic) -> Result<()> {
+        Ok(())
+    }
+
     pub(super) fn gpus() -> usize {
         0
     }
@@ -122,7 +150,9 @@ mod tests {
     fn the_processor_is_always_there() {
         Device::Cpu.check().expect("no feature is needed");
         assert_eq!(Device::Cpu.gpus(), 0);
-        let device = Device::Cpu.of_rank(3, 4).expect("threads share it");
+        let device = Device::Cpu
+            .of_rank(3, 4, Arithmetic::default())
+            .expect("threads share it");
         assert_eq!(device, tensor::Device::flex());
     }
 

@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use terrashard_models::Loss;
 
+use super::Arithmetic;
+
 /// `[train]`: the steps.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -55,6 +57,9 @@ pub struct TrainSection {
     pub seed: u64,
     /// What the segmentation map is trained with: `focal` or `bce_dice`, of several classes `cross_entropy_dice`. Default: `focal`.
     pub loss: Loss,
+    /// Weight of the super-resolved image's L1 loss beside that of the segmentation, where there is a super-resolution branch.
+    /// Default: 0.001, as S2S2Net was trained.
+    pub l1_weight: Option<f64>,
     /// Element type of the computation; optimizer states are in 32 bits in any case. Default: `fp32`.
     pub precision: Precision,
     /// What happens at a loss or gradient that is not finite: `abort`, `skip`, or `{ skip_then_abort = 3 }`. Default: `abort`.
@@ -64,6 +69,9 @@ pub struct TrainSection {
     pub unused: Unused,
     /// Which samples the statistics of batch normalisation are of. Default: `sync`.
     pub batch_norm: BatchNormStatistics,
+    /// Whether LibTorch takes only algorithms that give the same bits each time, and fails where it has none. Burn's own backend
+    /// always does. Default: `false`.
+    pub deterministic: bool,
 }
 
 impl Default for TrainSection {
@@ -91,10 +99,12 @@ impl Default for TrainSection {
             init: None,
             seed: 0,
             loss: Loss::Focal,
+            l1_weight: None,
             precision: Precision::Fp32,
             nonfinite: NonFinite::Abort,
             unused: Unused::Zero,
             batch_norm: BatchNormStatistics::Sync,
+            deterministic: false,
         }
     }
 }
@@ -128,6 +138,14 @@ impl TrainSection {
             (Some(steps), _) => Length::Steps(steps),
             (None, Some(epochs)) => Length::Epochs(epochs),
             (None, None) => Length::Steps(DEFAULT_STEPS),
+        }
+    }
+
+    /// How LibTorch computes.
+    pub fn arithmetic(&self) -> Arithmetic {
+        Arithmetic {
+            tf32: self.precision == Precision::Tf32,
+            deterministic: self.deterministic,
         }
     }
 
@@ -167,6 +185,8 @@ pub enum Schedule {
 pub enum Precision {
     /// 32-bit floats.
     Fp32,
+    /// 32-bit floats whose matrix products round their factors to 10 bits, on GPUs that can; elsewhere the same as `fp32`.
+    Tf32,
     /// 16-bit floats with the exponent of 32-bit ones.
     Bf16,
     /// 16-bit floats after IEEE 754, with a loss scale.

@@ -5,11 +5,7 @@ use toml::{Table, Value};
 use crate::error::{Error, Result};
 
 /// Options whose names are settled but that no section holds yet, each with the value that means "off" and is accepted.
-const LATER: [(&str, &str); 3] = [
-    ("train.deterministic", "true"),
-    ("checkpoint.keep_best", "0"),
-    ("checkpoint.async", "false"),
-];
+const LATER: [(&str, &str); 2] = [("checkpoint.keep_best", "0"), ("checkpoint.async", "false")];
 
 /// Refuses options that no section holds yet, and takes them out of the table where they are off.
 pub(super) fn strip(table: &mut Table) -> Result<()> {

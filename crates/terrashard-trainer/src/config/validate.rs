@@ -187,6 +187,7 @@ fn rates(train: &TrainSection) -> Result<()> {
         train.min_lr,
         format!("0 to `train.lr` = {}", train.lr),
     )?;
+    not_negative("train.l1_weight", train.l1_weight.unwrap_or(0.0))?;
     let falls = train.schedule != Schedule::Constant;
     only_with(
         train.min_lr > 0.0 && !falls,

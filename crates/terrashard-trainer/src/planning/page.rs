@@ -25,6 +25,7 @@ const COLUMNS: [&str; 11] = [
 pub fn page(plan: &PlanRecord) -> String {
     let precision = match plan.precision {
         Precision::Fp32 => "fp32",
+        Precision::Tf32 => "tf32",
         Precision::Bf16 => "bf16",
         Precision::Fp16 => "fp16",
     };

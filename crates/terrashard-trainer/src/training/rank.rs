@@ -7,7 +7,7 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 use terrashard_collectives::{Communicator, Traffic};
 use terrashard_data::{Batch as Samples, Loader, LoaderOptions};
 use terrashard_layout::{ShardTable, Window};
-use terrashard_models::{Losses, Normalizers, S2s2Net, SUPERRES_CHANNELS, Targets};
+use terrashard_models::{L1_WEIGHT, Losses, Normalizers, S2s2Net, SUPERRES_CHANNELS, Targets};
 use terrashard_ops::{Labels, Masks};
 use terrashard_zero::{Initial, Origin, Precision, StepOutcome, ZeroOptimizer, declared};
 
@@ -82,7 +82,9 @@ impl<'a> Rank<'a> {
         let clock = StepClock::new(communicator.waited());
         let communicator: Arc<dyn Communicator> = Arc::new(communicator);
         let (rank, ranks) = (communicator.rank(), communicator.ranks());
-        let device = plan.device.of_rank(plan.gpu.unwrap_or(rank), ranks)?;
+        let device =
+            plan.device
+                .of_rank(plan.gpu.unwrap_or(rank), ranks, config.train.arithmetic())?;
         let model = config.model.init(&device)?;
         let initial = InitialValues::open(config, &plan.start)?;
         let values = |name: &str, shape: &[usize]| initial.of(name, shape);
@@ -335,7 +337,9 @@ impl<'a> Rank<'a> {
         let scope = Training::new(&self.optimizer, recompute, batch_norm, masks);
         let maps = self.model.forward(image, &scope);
         let targets = Targets { labels, superres };
-        config.train.loss.of(&maps, &targets, normalizers, &scope)
+        let l1_weight = config.train.l1_weight.unwrap_or(L1_WEIGHT);
+        let loss = config.train.loss;
+        loss.weighted(&maps, &targets, normalizers, l1_weight, &scope)
     }
 
     fn count_held(&mut self) {

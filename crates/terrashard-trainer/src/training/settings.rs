@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 /// Element types of a configuration's training.
 pub(super) fn precision(config: &Config) -> Precision {
     match config.train.precision {
-        config::Precision::Fp32 => Precision::F32,
+        config::Precision::Fp32 | config::Precision::Tf32 => Precision::F32,
         config::Precision::Bf16 => Precision::Bf16,
         config::Precision::Fp16 => Precision::F16,
     }

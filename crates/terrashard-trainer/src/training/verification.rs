@@ -89,7 +89,7 @@ pub fn verify(config: &Config, device: Device, steps: u64) -> Result<Verificatio
             ranks => format!("stage 0 on {ranks} ranks"),
         },
         precision: match config.train.precision {
-            Precision::Fp32 => "double precision".into(),
+            Precision::Fp32 | Precision::Tf32 => "double precision".into(),
             Precision::Bf16 => "bf16".into(),
             Precision::Fp16 => "fp16".into(),
         },
@@ -138,7 +138,7 @@ pub fn verify(config: &Config, device: Device, steps: u64) -> Result<Verificatio
 
 /// On how many ranks the reference runs, and how it takes a step's samples.
 fn reference(config: &Config, ranks: usize, batch: Batch) -> (usize, Batch) {
-    if config.train.precision != Precision::Fp32 {
+    if matches!(config.train.precision, Precision::Bf16 | Precision::Fp16) {
         return (ranks, batch);
     }
     let statistics = match config.model.head_norm {
