@@ -33,6 +33,8 @@ pub struct BranchBench {
     pub steps: u64,
     /// Seeds, from 0.
     pub seeds: u64,
+    /// Weights of the image's L1 loss, each a training with the branch.
+    pub l1_weights: Vec<f64>,
 }
 
 /// One training, measured on the half that it has not seen.
@@ -44,6 +46,8 @@ pub struct BranchRow {
     pub bench: String,
     /// Whether the model had the branch.
     pub branch: bool,
+    /// Weight of the branch's L1 loss, where there is one.
+    pub l1_weight: Option<f64>,
     /// The seed of initial values, order and augmentation; none in a row of means.
     pub seed: Option<u64>,
     /// Optimizer steps.
@@ -66,15 +70,16 @@ pub struct BranchRow {
     pub step_ms: f64,
     /// What all threads computed, by step, milliseconds: with reading the data.
     pub cpu_ms: Option<f64>,
-    /// Largest resident size of the process that trained, with its data, bytes.
+    /// Largest resident size of the process that trained above its start, with its data, bytes.
     pub peak_bytes: Option<u64>,
     /// Mean of the loss over the last twentieth of the steps.
     pub loss: f64,
 }
 
 /// What the columns of [`BranchRow::cells`] are.
-pub const HEAD: [&str; 12] = [
+pub const HEAD: [&str; 13] = [
     "branch",
+    "L1 weight",
     "seed",
     "IoU",
     "F1",
@@ -99,6 +104,8 @@ impl BranchRow {
             .map(|bytes| bytes as f64 / f64::from(1 << 20));
         vec![
             if self.branch { "with" } else { "without" }.to_string(),
+            self.l1_weight
+                .map_or("-".into(), |weight| weight.to_string()),
             self.seed.map_or("mean".into(), |seed| seed.to_string()),
             format!("{:.4}", self.iou),
             format!("{:.4}", self.f1),
@@ -157,11 +164,13 @@ pub fn run(
     let folder = tempfile::tempdir()?;
     scene::write(bench, folder.path())?;
     let mut rows = Vec::new();
+    let weights = bench.l1_weights.iter().map(|weight| Some(*weight));
+    let variants: Vec<Option<f64>> = std::iter::once(None).chain(weights).collect();
     for seed in 0..bench.seeds {
-        for branch in [false, true] {
-            let name = format!("{seed}-{branch}");
+        for (variant, l1_weight) in variants.iter().enumerate() {
+            let name = format!("{seed}-{variant}");
             let config = folder.path().join(format!("{name}.toml"));
-            std::fs::write(&config, configuration(bench.steps, seed, branch))?;
+            std::fs::write(&config, configuration(bench.steps, seed, *l1_weight))?;
             let output = Command::new(program)
                 .arg("branch-run")
                 .arg(&config)
@@ -173,8 +182,9 @@ pub fn run(
             rows.push(row);
         }
     }
-    for branch in [false, true] {
-        let of: Vec<&BranchRow> = rows.iter().filter(|row| row.branch == branch).collect();
+    for l1_weight in variants {
+        let of = rows.iter().filter(|row| row.l1_weight == l1_weight);
+        let of: Vec<&BranchRow> = of.collect();
         if let Some(row) = mean(&of) {
             tell(row);
         }
@@ -196,12 +206,15 @@ pub fn run_one(config: &Path, run: &Path) -> Result<BranchRow, Error> {
         device: Device::Cpu,
         display: Display::Quiet,
     };
+    let started = memory::resident();
     let before = memory::cpu_seconds();
     let training::Fitted::Trained(session) = training::fit(&config, &options)? else {
         return Err(Error::NoRow("the run was there before".into()));
     };
     let steps = run.steps()?;
-    let peak_bytes = memory::peak_resident();
+    let peak_bytes = memory::peak_resident()
+        .zip(started)
+        .map(|(peak, started)| peak.saturating_sub(started));
     let computed = before.zip(memory::cpu_seconds());
     let tested = evaluation::test(&config, run.root(), Device::Cpu, 1, Display::Quiet)?;
     let image = tested.image.as_ref();
@@ -212,6 +225,7 @@ pub fn run_one(config: &Path, run: &Path) -> Result<BranchRow, Error> {
         who: "terrashard".into(),
         bench: "branch".into(),
         branch: config.model.superres,
+        l1_weight: config.train.l1_weight,
         seed: Some(config.train.seed),
         steps: session.last_step,
         parameters: session.parameters,
@@ -257,7 +271,9 @@ fn mean(rows: &[&BranchRow]) -> Option<BranchRow> {
 }
 
 /// A model of the size of the shipped example's.
-fn configuration(steps: u64, seed: u64, branch: bool) -> String {
+fn configuration(steps: u64, seed: u64, l1_weight: Option<f64>) -> String {
+    let superres = l1_weight.is_some();
+    let l1_weight = l1_weight.map_or(String::new(), |weight| format!("l1_weight = {weight:?}"));
     format!(
         r#"
 [model]
@@ -266,7 +282,7 @@ depths = [1, 1, 1, 1]
 heads = [1, 2, 4, 8]
 head_channels = 64
 scale = {SCALE}
-superres = {branch}
+superres = {superres}
 
 [data]
 scenes = [{{ image = "coarse.tif", mask = "mask.tif", highres = "fine.tif" }}]
@@ -290,6 +306,7 @@ warmup_steps = 20
 clip_norm = 1.0
 loss = "bce_dice"
 seed = {seed}
+{l1_weight}
 "#
     )
 }
@@ -304,6 +321,7 @@ mod tests {
             who: "terrashard".into(),
             bench: "branch".into(),
             branch: true,
+            l1_weight: Some(0.001),
             seed: Some(seed),
             steps: 1,
             parameters: 1,

@@ -47,6 +47,8 @@ pub struct StagesBench {
     pub warm_up: usize,
     /// Whether communication overlaps with computation.
     pub overlap: bool,
+    /// At stage 3 a parameter of fewer bytes stays whole.
+    pub persist_bytes: usize,
     /// The peers to measure beside ours.
     pub peers: Option<Peers>,
     /// The time after which one measurement is given up.
@@ -204,6 +206,7 @@ fn jobs(bench: &StagesBench) -> Result<Vec<Job>, job::Error> {
                                 steps: bench.steps,
                                 warm_up: bench.warm_up,
                                 overlap: bench.overlap,
+                                persist_bytes: bench.persist_bytes,
                             });
                         }
                     }

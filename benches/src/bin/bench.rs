@@ -135,6 +135,9 @@ struct Branch {
     /// Number of seeds.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..))]
     seeds: u64,
+    /// Weights of the image's L1 loss, each a training with the branch.
+    #[arg(long, value_delimiter = ',', default_value = "0.001")]
+    l1_weight: Vec<f64>,
     #[command(flatten)]
     output: Output,
 }
@@ -174,6 +177,9 @@ struct Stages {
     /// Communicate without computing at the same time.
     #[arg(long)]
     no_overlap: bool,
+    /// At stage 3 a parameter of fewer bytes stays whole.
+    #[arg(long, default_value = "0")]
+    persist_bytes: usize,
     /// The peers' scripts, to run theirs beside ours.
     #[arg(long, requires = "python")]
     peers: Option<PathBuf>,
@@ -374,6 +380,7 @@ fn run_stages(arguments: Stages) -> Result<(), Failure> {
         steps: arguments.steps,
         warm_up: arguments.warm_up,
         overlap: !arguments.no_overlap,
+        persist_bytes: arguments.persist_bytes,
         peers: scripts.map(|(folder, python)| Peers {
             scripts: Scripts { folder, python },
             names: arguments.peer,
@@ -439,6 +446,7 @@ fn run_branch(arguments: Branch) -> Result<(), Failure> {
         class: arguments.class,
         steps: arguments.steps,
         seeds: arguments.seeds,
+        l1_weights: arguments.l1_weight,
     };
     branch::run(&bench, &std::env::current_exe()?, |row| {
         report.add(row, BranchRow::cells);

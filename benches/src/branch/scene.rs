@@ -103,6 +103,7 @@ mod tests {
             class: 4,
             steps: 1,
             seeds: 1,
+            l1_weights: vec![0.001],
         };
         write(&bench, folder.path()).expect("a scene");
         let open = |name: &str| {

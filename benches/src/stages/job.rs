@@ -150,6 +150,8 @@ pub struct Job {
     pub warm_up: usize,
     /// Whether communication overlaps with computation.
     pub overlap: bool,
+    /// At stage 3 a parameter of fewer bytes stays whole.
+    pub persist_bytes: usize,
 }
 
 impl Job {

@@ -358,6 +358,7 @@ fn settings(job: &Job) -> Result<ZeroConfig, terrashard_zero::Error> {
             (true, _) => Offload::Optimizer,
         },
         overlap: job.overlap,
+        persist_bytes: job.persist_bytes,
         ..ZeroConfig::default()
     })
 }
