@@ -90,7 +90,7 @@ impl BlockGrid {
             if length == 0 {
                 missing.push(index);
             } else if offset.saturating_add(length) > stored {
-                let what = format!("{} {} of {}", self.noun, index + 1, self.extents.len());
+                let what = self.describe(index);
                 let needed = offset.saturating_add(length);
                 return Err(Error::Truncated {
                     path: path.to_owned(),
@@ -101,6 +101,20 @@ impl BlockGrid {
             }
         }
         Ok(missing)
+    }
+
+    /// Block `index` in words: which one of how many, its band where it has one alone, its pixels.
+    pub(crate) fn describe(&self, index: usize) -> String {
+        let count = self.extents.len();
+        if index >= count {
+            return format!("{} {}", self.noun, index + 1);
+        }
+        let (bands, window) = self.place(index);
+        let band = match bands.len() {
+            1 => format!("band {}, ", bands.start + 1),
+            _ => String::new(),
+        };
+        format!("{} {} of {count} ({band}{window})", self.noun, index + 1)
     }
 
     /// The bands and pixels of block `index`. Planar files list all blocks of one band, then those of the next.

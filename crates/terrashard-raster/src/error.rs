@@ -59,6 +59,16 @@ pub enum Error {
         /// What the decoder found.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// A tile, strip or band of the file does not decode.
+    #[error("{}: {block} does not decode: {reason}; download or copy the file again", path.display())]
+    Undecodable {
+        /// The file.
+        path: PathBuf,
+        /// The tile, strip or band, and its pixels.
+        block: String,
+        /// What the decoder found.
+        reason: String,
+    },
     /// The file declares far more pixels than its bytes can hold.
     #[error(
         "{}: refused: declares {declared} bytes of pixels in {stored} stored bytes, more than {allowed} times as many",

@@ -1,39 +1,31 @@
-//! Writing a tiled, compressed GeoTIFF as its windows are computed.
+//! Writing a Cloud Optimized GeoTIFF as its windows are computed.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
-use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use geotiff_writer::{Compression, GeoTiffBuilder, GeoTransform, Predictor, StreamingTileWriter};
 use tempfile::NamedTempFile;
 
+use crate::pyramid::Pyramid;
 use crate::stripe::Stripe;
-use crate::{DataType, Error, Raster, RasterSink, RasterSpec, Result, Samples, Window};
+use crate::{DataType, Error, Raster, RasterSink, RasterSpec, Result, Window, cog};
 
 /// Rows of tiles that may be incomplete at once; each takes width x tile x bands samples of memory.
 const OPEN_STRIPES: usize = 4;
 
-/// A GeoTIFF being written: tiles, Deflate, one plane per pixel.
+/// A Cloud Optimized GeoTIFF being written: tiles, Deflate, one plane for all bands, overviews.
 ///
-/// The bytes go to a hidden `.partial` file in the folder of the target. [`RasterSink::finish`] flushes it to the disk
-/// and renames it, so that whatever has the final name is complete; dropping the sink removes it. Memory is a few rows of
-/// tiles, whatever the height of the raster.
+/// The result grows in a hidden `.partial` file in the folder of the target, its tiles in a file without a name beside it.
+/// [`RasterSink::finish`] puts them together, flushes them to the disk and renames the file, so that whatever has the final
+/// name is complete; dropping the sink removes it. Memory is a few rows of tiles, whatever the height of the raster.
 pub struct GeoTiffSink {
     path: PathBuf,
     spec: RasterSpec,
-    encoder: Encoder,
+    partial: NamedTempFile,
+    pyramid: Pyramid,
     open: BTreeMap<usize, Stripe>,
     done: Vec<bool>,
-}
-
-type Output = BufWriter<NamedTempFile>;
-
-enum Encoder {
-    U8(Box<StreamingTileWriter<u8, Output>>),
-    U16(Box<StreamingTileWriter<u16, Output>>),
-    F32(Box<StreamingTileWriter<f32, Output>>),
 }
 
 impl fmt::Debug for GeoTiffSink {
@@ -49,34 +41,23 @@ impl GeoTiffSink {
     /// Begins a file that will be at `path`. A file that is there stays untouched until [`RasterSink::finish`].
     ///
     /// # Errors
-    /// [`Error::Nodata`] where the nodata value is not a value of the sample type, [`Error::Spec`] where the sample type is
-    /// not one of uint8, uint16 and float32, a size is zero or above 2^32 - 1, the tile's side is no multiple of 16, the
-    /// transform has no inverse or the EPSG code no place in a GeoTIFF (above 65535); [`Error::NotFound`] and
-    /// [`Error::Io`] where the folder cannot be written to.
+    /// [`Error::Nodata`] where the nodata value is not a value of the sample type, [`Error::Spec`] where a size is zero or
+    /// above 2^32 - 1, the tile's side is no multiple of 16, the transform has no inverse, the EPSG code no place in a GeoTIFF
+    /// (above 65535), descriptions or scales are not one for each band, or colours are given for more than one band or for
+    /// samples that are neither uint8 nor uint16; [`Error::NotFound`] and [`Error::Io`] where the folder cannot be written to.
     pub fn create(path: impl AsRef<Path>, spec: RasterSpec) -> Result<Self> {
         let path = path.as_ref().to_owned();
-        let builder = builder(&path, &spec)?;
-        let file = temporary(&path)?;
-        let failed = |e: geotiff_writer::Error| Error::Write {
-            path: path.clone(),
-            source: Box::new(e),
-        };
-        let encoder = match spec.data_type {
-            DataType::U8 => Encoder::U8(Box::new(builder.tile_writer(file).map_err(failed)?)),
-            DataType::U16 => Encoder::U16(Box::new(builder.tile_writer(file).map_err(failed)?)),
-            DataType::F32 => Encoder::F32(Box::new(builder.tile_writer(file).map_err(failed)?)),
-            other => {
-                let what = format!("samples of {other}; choose uint8, uint16 or float32");
-                return Err(Error::Spec { path, what });
-            }
-        };
-        let done = vec![false; spec.height.div_ceil(spec.tile)];
+        check(&path, &spec)?;
+        let partial = temporary(&path)?;
+        let scratch = tempfile::tempfile_in(folder(&path))
+            .map_err(|e| Error::io(folder(&path), "create a file in", e))?;
         Ok(Self {
+            pyramid: Pyramid::new(&spec, scratch),
+            done: vec![false; spec.height.div_ceil(spec.tile)],
+            open: BTreeMap::new(),
             path,
             spec,
-            encoder,
-            open: BTreeMap::new(),
-            done,
+            partial,
         })
     }
 
@@ -96,28 +77,6 @@ impl GeoTiffSink {
             window,
             what: what.into(),
         }
-    }
-
-    /// Encodes the tiles of a complete stripe.
-    fn encode(&mut self, stripe: &Stripe) -> Result<()> {
-        let side = self.spec.tile;
-        let bands = self.spec.bands;
-        let result = match (&mut self.encoder, stripe.samples()) {
-            (Encoder::U8(writer), Samples::U8(samples)) => {
-                encode(writer, stripe.window(), samples, bands, side)
-            }
-            (Encoder::U16(writer), Samples::U16(samples)) => {
-                encode(writer, stripe.window(), samples, bands, side)
-            }
-            (Encoder::F32(writer), Samples::F32(samples)) => {
-                encode(writer, stripe.window(), samples, bands, side)
-            }
-            _ => unreachable!("a stripe has the sample type of its sink"),
-        };
-        result.map_err(|e| Error::Write {
-            path: self.path.clone(),
-            source: Box::new(e),
-        })
     }
 }
 
@@ -180,8 +139,10 @@ impl RasterSink for GeoTiffSink {
             stripe.take(raster, part);
             if stripe.is_complete() {
                 let stripe = self.open.remove(&index).expect("it was just filled");
-                self.encode(&stripe)?;
                 self.done[index] = true;
+                self.pyramid
+                    .take(place, stripe.into_samples())
+                    .map_err(|e| unwritten(&self.path, e))?;
             } else if self.open.len() > OPEN_STRIPES {
                 let rows = OPEN_STRIPES * tile;
                 let what = format!(
@@ -197,7 +158,8 @@ impl RasterSink for GeoTiffSink {
         let Self {
             path,
             spec,
-            encoder,
+            partial,
+            pyramid,
             open,
             done,
         } = *self;
@@ -212,22 +174,11 @@ impl RasterSink for GeoTiffSink {
                 rows: spec.height,
             });
         }
-        let output = match encoder {
-            Encoder::U8(writer) => writer.finish(),
-            Encoder::U16(writer) => writer.finish(),
-            Encoder::F32(writer) => writer.finish(),
-        };
-        let output = output.map_err(|e| Error::Write {
-            path: path.clone(),
-            source: Box::new(e),
-        })?;
-        let mut file = output
-            .into_inner()
-            .map_err(|e| Error::io(&path, "write", e.into_error()))?;
-        file.flush()
-            .and_then(|()| file.as_file().sync_all())
-            .map_err(|e| Error::io(&path, "write", e))?;
-        file.persist(&path)
+        cog::write(&spec, &pyramid, partial.as_file())
+            .and_then(|()| partial.as_file().sync_all())
+            .map_err(|e| unwritten(&path, e))?;
+        partial
+            .persist(&path)
             .map_err(|e| Error::io(&path, "rename its temporary file", e.error))?;
         // The rename itself is on the disk only when the folder is.
         #[cfg(unix)]
@@ -238,93 +189,79 @@ impl RasterSink for GeoTiffSink {
     }
 }
 
-/// Interleaves the bands of each tile of a stripe and hands it to the encoder, which pads tiles at the border.
-fn encode<T: geotiff_writer::NumericSample>(
-    writer: &mut StreamingTileWriter<T, Output>,
-    stripe: Window,
-    samples: &[T],
-    bands: usize,
-    side: usize,
-) -> geotiff_writer::Result<()> {
-    for col in (0..stripe.width).step_by(side) {
-        let width = side.min(stripe.width - col);
-        let tile =
-            ndarray::Array3::from_shape_fn((stripe.height, width, bands), |(row, column, band)| {
-                samples[(band * stripe.height + row) * stripe.width + col + column]
-            });
-        writer.write_tile_3d(col, stripe.row, &tile.view())?;
+/// Refuses what no GeoTIFF can be.
+fn check(path: &Path, spec: &RasterSpec) -> Result<()> {
+    let refuse = |what: String| {
+        Err(Error::Spec {
+            path: path.to_owned(),
+            what,
+        })
+    };
+    let RasterSpec {
+        width,
+        height,
+        bands,
+        tile,
+        ..
+    } = *spec;
+    let side = |n: usize| n > 0 && u32::try_from(n).is_ok();
+    if !side(width) || !side(height) || bands == 0 || bands > 65_535 {
+        return refuse(format!("{width} x {height} pixels of {bands} bands"));
     }
-    Ok(())
+    if tile == 0 || !tile.is_multiple_of(16) || tile > 16_384 {
+        return refuse(format!(
+            "tiles of {tile} pixels; choose a multiple of 16 up to 16384"
+        ));
+    }
+    if let Some(t) = spec.georeference.transform
+        && !t.is_invertible()
+    {
+        return refuse(format!(
+            "the transform {:?} has no inverse",
+            t.coefficients()
+        ));
+    }
+    if let Some(epsg) = spec.georeference.epsg
+        && u16::try_from(epsg).is_err()
+    {
+        return refuse(format!("EPSG:{epsg} has no place in a GeoTIFF"));
+    }
+    for (what, given) in [
+        ("descriptions", spec.descriptions.len()),
+        ("scales and offsets", spec.scaling.len()),
+    ] {
+        if given != 0 && given != bands {
+            return refuse(format!("{given} {what} for {bands} bands"));
+        }
+    }
+    let colours = spec.colours.len();
+    if colours > 0 {
+        let values = match spec.data_type {
+            DataType::U8 => 256,
+            DataType::U16 => 65_536,
+            other => return refuse(format!("colours for {other}; classes are uint8 or uint16")),
+        };
+        if bands != 1 || colours > values {
+            return refuse(format!(
+                "{colours} colours for {values} values of {bands} bands"
+            ));
+        }
+    }
+    match spec.nodata {
+        Some(nodata) if !spec.data_type.represents(nodata) => Err(Error::Nodata {
+            path: path.to_owned(),
+            nodata,
+            data_type: spec.data_type,
+        }),
+        _ => Ok(()),
+    }
 }
 
-fn builder(path: &Path, spec: &RasterSpec) -> Result<GeoTiffBuilder> {
-    let refuse = |what: String| Error::Spec {
+fn unwritten(path: &Path, source: std::io::Error) -> Error {
+    Error::Write {
         path: path.to_owned(),
-        what,
-    };
-    let side = |n: usize| u32::try_from(n).ok().filter(|&n| n > 0);
-    let sizes = side(spec.width)
-        .zip(side(spec.height))
-        .zip(side(spec.bands).filter(|&b| b <= 65_535));
-    let Some(((width, height), bands)) = sizes else {
-        return Err(refuse(format!(
-            "{} x {} pixels of {} bands",
-            spec.width, spec.height, spec.bands
-        )));
-    };
-    let Some(tile) = side(spec.tile).filter(|t| t.is_multiple_of(16) && *t <= 16_384) else {
-        return Err(refuse(format!(
-            "tiles of {} pixels; choose a multiple of 16 up to 16384",
-            spec.tile
-        )));
-    };
-    let predictor = if spec.data_type == DataType::F32 {
-        Predictor::FloatingPoint
-    } else {
-        Predictor::Horizontal
-    };
-    let mut builder = GeoTiffBuilder::new(width, height)
-        .bands(bands)
-        .compression(Compression::Deflate)
-        .predictor(predictor)
-        .tile_size(tile, tile);
-    if let Some(t) = spec.georeference.transform {
-        if !t.is_invertible() {
-            return Err(refuse(format!(
-                "the transform {:?} has no inverse",
-                t.coefficients()
-            )));
-        }
-        builder = builder.transform(GeoTransform {
-            origin_x: t.c,
-            pixel_width: t.a,
-            skew_x: t.b,
-            origin_y: t.f,
-            skew_y: t.d,
-            pixel_height: t.e,
-        });
+        source: Box::new(source),
     }
-    if let Some(epsg) = spec.georeference.epsg {
-        let code = u16::try_from(epsg)
-            .map_err(|_| refuse(format!("EPSG:{epsg} has no place in a GeoTIFF")))?;
-        builder = builder.epsg(code);
-    }
-    if let Some(nodata) = spec.nodata {
-        if !spec.data_type.represents(nodata) {
-            return Err(Error::Nodata {
-                path: path.to_owned(),
-                nodata,
-                data_type: spec.data_type,
-            });
-        }
-        let text = if nodata.is_nan() {
-            "nan".to_owned()
-        } else {
-            nodata.to_string()
-        };
-        builder = builder.nodata(&text);
-    }
-    Ok(builder)
 }
 
 fn folder(path: &Path) -> &Path {
@@ -334,7 +271,7 @@ fn folder(path: &Path) -> &Path {
 }
 
 /// A new hidden file beside `path`, with the permissions of any new file.
-fn temporary(path: &Path) -> Result<Output> {
+fn temporary(path: &Path) -> Result<NamedTempFile> {
     let Some(name) = path.file_name() else {
         return Err(Error::Spec {
             path: path.to_owned(),
@@ -353,8 +290,7 @@ fn temporary(path: &Path) -> Result<Output> {
     // A temporary file is for its owner alone by default; this one becomes the result.
     #[cfg(unix)]
     builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-    let file = builder
+    builder
         .tempfile_in(folder(path))
-        .map_err(|e| Error::io(folder(path), "create a file in", e))?;
-    Ok(BufWriter::with_capacity(1 << 20, file))
+        .map_err(|e| Error::io(folder(path), "create a file in", e))
 }

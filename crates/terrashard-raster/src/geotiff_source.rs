@@ -1,52 +1,58 @@
 //! Reading GeoTIFF, COG and BigTIFF files, and TIFF files that carry no georeference.
 
+use std::collections::BTreeMap;
 use std::fmt;
-use std::fs::File;
-use std::io::Read;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use geotiff_reader::GeoTiffFile;
-use tiff_reader::{Ifd, OpenOptions, RasterLayout, TiffError, TiffFile};
+use tiff_reader::{Ifd, OpenOptions, TiffFile};
 
-use crate::block_grid::{BlockGrid, PLANAR};
+use crate::gdal_metadata::{self, GdalMetadata};
 use crate::memory::check_window;
+use crate::opening::ReadLimits;
+use crate::tiff_error::decode_error;
+use crate::tiff_image::{TiffBytes, TiffImage};
 use crate::{
-    DataType, Error, Georeference, Metadata, Raster, RasterSource, Result, Samples, Transform,
-    Window, gdal_metadata,
+    Annotations, Error, Georeference, Metadata, Raster, RasterSource, Result, Transform, Validity,
+    Window,
 };
 
-/// Declared bytes per stored byte above which a file is refused: no codec reaches this on pixels.
-const DECLARED_PER_STORED: u64 = 100_000;
+/// Decoded blocks that are kept, whatever their size: strips of one row are many.
+const CACHE_SLOTS: usize = 8192;
+
+// TIFF tags.
+const NEW_SUBFILE_TYPE: u16 = 254;
+const COLOUR_MAP: u16 = 320;
+const MODEL_TIE_POINT: u16 = 33922;
 const GDAL_NODATA: u16 = 42113;
-
-/// How much memory reading may take.
-#[derive(Clone, Copy, Debug)]
-pub struct ReadLimits {
-    /// Bytes of one decoded window, tile or strip. Default: 1 GiB.
-    pub window_bytes: usize,
-    /// Bytes of decoded tiles and strips kept for the next window of the same file. Default: 64 MiB.
-    pub cache_bytes: usize,
-}
-
-impl Default for ReadLimits {
-    fn default() -> Self {
-        Self {
-            window_bytes: 1 << 30,
-            cache_bytes: 64 << 20,
-        }
-    }
-}
+/// Tags of text, under the names that GDAL gives them.
+const TEXTS: [(u16, &str); 3] = [
+    (270, "TIFFTAG_IMAGEDESCRIPTION"),
+    (305, "TIFFTAG_SOFTWARE"),
+    (306, "TIFFTAG_DATETIME"),
+];
+// Bits of the subfile type.
+const REDUCED: u64 = 1;
+const MASK: u64 = 4;
+/// The code that stands for "user-defined": a reference system without a number.
+const USER_DEFINED: u32 = 32767;
 
 /// An open GeoTIFF. Only its metadata is in memory.
 pub struct GeoTiffSource {
-    path: PathBuf,
-    file: Handle,
-    image: usize,
-    layout: RasterLayout,
-    limits: ReadLimits,
-    sparse: Vec<(Range<usize>, Window)>,
+    file: Arc<OpenFile>,
+    image: TiffImage,
+    mask: Option<TiffImage>,
     metadata: Metadata,
+    annotations: Annotations,
+}
+
+struct OpenFile {
+    path: PathBuf,
+    handle: Handle,
+    stored: u64,
+    limits: ReadLimits,
+    overviews: Vec<Ifd>,
 }
 
 enum Handle {
@@ -54,145 +60,173 @@ enum Handle {
     Plain(Box<TiffFile>),
 }
 
-impl Handle {
+impl OpenFile {
     fn tiff(&self) -> &TiffFile {
-        match self {
-            Self::Georeferenced(file) => file.tiff(),
-            Self::Plain(file) => file,
+        match &self.handle {
+            Handle::Georeferenced(file) => file.tiff(),
+            Handle::Plain(file) => file,
         }
+    }
+
+    fn bytes(&self) -> TiffBytes<'_> {
+        TiffBytes {
+            path: &self.path,
+            tiff: self.tiff(),
+            stored: self.stored,
+        }
+    }
+
+    /// The mask that belongs to an image of this size.
+    fn mask_of(&self, size: (usize, usize)) -> Result<Option<TiffImage>> {
+        let belongs = |ifd: &&Ifd| {
+            subfile_type(ifd) & MASK != 0
+                && (ifd.width() as usize, ifd.height() as usize) == size
+                && ifd.samples_per_pixel() == 1
+        };
+        let ifd = self.tiff().ifds().iter().find(belongs);
+        ifd.map(|ifd| TiffImage::new(self.bytes(), ifd.clone(), None, self.limits))
+            .transpose()
     }
 }
 
 impl fmt::Debug for GeoTiffSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("GeoTiffSource")
-            .field("path", &self.path)
+            .field("path", &self.file.path)
             .field("metadata", &self.metadata)
             .finish_non_exhaustive()
     }
 }
 
-/// Opens a file with the default [`ReadLimits`].
-///
-/// # Errors
-/// As [`open_with`].
-pub fn open(path: impl AsRef<Path>) -> Result<GeoTiffSource> {
-    open_with(path, ReadLimits::default())
-}
+impl GeoTiffSource {
+    /// Opens a TIFF file of `stored` bytes and checks all that can be checked without decoding: that every tile or strip
+    /// lies in the file, that its codec is known, and that the declared size is plausible.
+    pub(crate) fn open(path: &Path, stored: u64, limits: ReadLimits) -> Result<Self> {
+        let options = OpenOptions {
+            block_cache_bytes: limits.cache_bytes,
+            block_cache_slots: CACHE_SLOTS,
+            decode_output_bytes: limits.window_bytes,
+            ..OpenOptions::default()
+        };
+        let damaged = |error| decode_error(path, stored, None, error);
+        let handle = match GeoTiffFile::open_with_options(path, options) {
+            Ok(file) => Handle::Georeferenced(Box::new(file)),
+            Err(geotiff_reader::Error::NotGeoTiff) => Handle::Plain(Box::new(
+                TiffFile::open_with_options(path, options).map_err(damaged)?,
+            )),
+            Err(geotiff_reader::Error::Tiff(error)) => return Err(damaged(error)),
+            Err(error) => {
+                return Err(Error::Damaged {
+                    path: path.to_owned(),
+                    source: Box::new(error),
+                });
+            }
+        };
+        Self::from_handle(path, handle, stored, limits)
+    }
 
-/// Opens a file and checks all that can be checked without decoding: that every tile or strip lies in the file, that its
-/// codec is known, and that the declared size is plausible.
-///
-/// # Errors
-/// [`Error::NotFound`], [`Error::Empty`], [`Error::NotATiff`], [`Error::Truncated`], [`Error::Unsupported`],
-/// [`Error::Implausible`], [`Error::TooLarge`], [`Error::Damaged`] and [`Error::Io`].
-pub fn open_with(path: impl AsRef<Path>, limits: ReadLimits) -> Result<GeoTiffSource> {
-    let path = path.as_ref();
-    let stored = check_start(path)?;
-    let options = OpenOptions {
-        block_cache_bytes: limits.cache_bytes,
-        decode_output_bytes: limits.window_bytes,
-        ..OpenOptions::default()
-    };
-    let file = match GeoTiffFile::open_with_options(path, options) {
-        Ok(file) => Handle::Georeferenced(Box::new(file)),
-        Err(geotiff_reader::Error::NotGeoTiff) => {
-            let file = TiffFile::open_with_options(path, options)
-                .map_err(|e| decode_error(path, stored, e))?;
-            Handle::Plain(Box::new(file))
-        }
-        Err(geotiff_reader::Error::Tiff(error)) => return Err(decode_error(path, stored, error)),
-        Err(error) => {
-            return Err(Error::Damaged {
-                path: path.to_owned(),
-                source: Box::new(error),
+    fn from_handle(path: &Path, handle: Handle, stored: u64, limits: ReadLimits) -> Result<Self> {
+        let (index, overviews) = match &handle {
+            Handle::Georeferenced(file) => (
+                file.base_ifd_index(),
+                (0..file.overview_count())
+                    .filter_map(|i| file.overview_ifd(i).ok())
+                    .filter(|ifd| subfile_type(ifd) & MASK == 0)
+                    .cloned()
+                    .collect(),
+            ),
+            Handle::Plain(file) => (
+                0,
+                file.ifds()
+                    .iter()
+                    .skip(1)
+                    .filter(|ifd| subfile_type(ifd) & (REDUCED | MASK) == REDUCED)
+                    .cloned()
+                    .collect(),
+            ),
+        };
+        let file = OpenFile {
+            path: path.to_owned(),
+            handle,
+            stored,
+            limits,
+            overviews,
+        };
+        let ifd = file
+            .tiff()
+            .ifd(index)
+            .map_err(|e| decode_error(path, stored, None, e))?
+            .clone();
+        let nodata = ifd
+            .tag(GDAL_NODATA)
+            .and_then(|tag| tag.value.as_str())
+            .and_then(parse_nodata);
+        let image = TiffImage::new(file.bytes(), ifd, nodata, limits)?;
+        let bands = image.bands();
+        let said = GdalMetadata::parse(
+            image
+                .ifd()
+                .tag(gdal_metadata::TAG)
+                .and_then(|tag| tag.value.as_str())
+                .unwrap_or_default(),
+            bands,
+        );
+        let georeference = georeference(&file.handle);
+        let factor =
+            |ifd: &Ifd| (image.size().0 as f64 / f64::from(ifd.width().max(1))).round() as usize;
+        let metadata = Metadata {
+            width: image.size().0,
+            height: image.size().1,
+            bands,
+            data_type: image.data_type(),
+            georeference,
+            nodata,
+            descriptions: said.descriptions,
+            overviews: file.overviews.iter().map(factor).collect(),
+            block: image.block(),
+        };
+        let mask = file.mask_of(image.size())?;
+        let validity = match metadata.validity() {
+            _ if mask.is_some() => Validity::Mask,
+            Validity::AllValid if has_alpha(image.ifd()) => Validity::Alpha,
+            other => other,
+        };
+        let control_points = match georeference.transform {
+            Some(_) => 0,
+            None => control_points(image.ifd()),
+        };
+        let annotations = Annotations {
+            validity,
+            scales: said.scales,
+            offsets: said.offsets,
+            tags: tags(said.tags, image.ifd(), &file.handle),
+            control_points,
+            colours: colours(image.ifd()),
+        };
+        Ok(Self {
+            file: Arc::new(file),
+            image,
+            mask,
+            metadata,
+            annotations,
+        })
+    }
+
+    /// Refuses a window that takes more than the limit.
+    fn check_budget(&self, window: Window) -> Result<()> {
+        let pixel = (self.metadata.bands * self.metadata.data_type.bytes()) as u64;
+        let needed = (window.pixels() as u64).saturating_mul(pixel);
+        let limit = self.file.limits.window_bytes as u64;
+        if needed > limit {
+            return Err(Error::TooLarge {
+                path: self.file.path.clone(),
+                what: format!("the window of {window}"),
+                needed,
+                limit,
             });
         }
-    };
-    let image = match &file {
-        Handle::Georeferenced(file) => file.base_ifd_index(),
-        Handle::Plain(_) => 0,
-    };
-    let ifd = file
-        .tiff()
-        .ifd(image)
-        .map_err(|e| decode_error(path, stored, e))?;
-    check_codec(path, ifd)?;
-    let layout = ifd
-        .raster_layout()
-        .map_err(|e| decode_error(path, stored, e))?;
-    let data_type = data_type(path, &layout)?;
-    let bands = layout.samples_per_pixel;
-
-    let declared = (layout.width as u64)
-        .saturating_mul(layout.height as u64)
-        .saturating_mul(bands as u64)
-        .saturating_mul(data_type.bytes() as u64);
-    if declared > stored.saturating_mul(DECLARED_PER_STORED) {
-        return Err(Error::Implausible {
-            path: path.to_owned(),
-            declared,
-            stored,
-            allowed: DECLARED_PER_STORED,
-        });
+        Ok(())
     }
-
-    let grid = BlockGrid::new(path, ifd, &layout)?;
-    let per_block = if layout.planar_configuration == PLANAR {
-        1
-    } else {
-        bands as u64
-    };
-    let needed = (grid.block.0 as u64)
-        .saturating_mul(grid.block.1 as u64)
-        .saturating_mul(per_block)
-        .saturating_mul(data_type.bytes() as u64);
-    if needed > limits.window_bytes as u64 {
-        let (what, limit) = (format!("one {}", grid.noun), limits.window_bytes as u64);
-        return Err(Error::TooLarge {
-            path: path.to_owned(),
-            what,
-            needed,
-            limit,
-        });
-    }
-    let missing = grid.check_extent(path, stored)?;
-
-    let nodata = ifd
-        .tag(GDAL_NODATA)
-        .and_then(|tag| tag.value.as_str())
-        .and_then(parse_nodata);
-    let text = ifd
-        .tag(gdal_metadata::TAG)
-        .and_then(|tag| tag.value.as_str())
-        .unwrap_or_default();
-    let metadata = Metadata {
-        width: layout.width,
-        height: layout.height,
-        bands,
-        data_type,
-        georeference: georeference(&file),
-        nodata,
-        descriptions: gdal_metadata::descriptions(text, bands),
-        overviews: overviews(&file, layout.width),
-        block: grid.block,
-    };
-    // The decoder fills a block that is not stored with zeros; that is right unless the nodata value is another.
-    let fills = nodata.is_some_and(|v| v != 0.0 && data_type.represents(v));
-    let sparse = if fills {
-        missing.into_iter().map(|index| grid.place(index)).collect()
-    } else {
-        Vec::new()
-    };
-    Ok(GeoTiffSource {
-        path: path.to_owned(),
-        file,
-        image,
-        layout,
-        limits,
-        sparse,
-        metadata,
-    })
 }
 
 impl RasterSource for GeoTiffSource {
@@ -201,200 +235,101 @@ impl RasterSource for GeoTiffSource {
     }
 
     fn path(&self) -> &Path {
-        &self.path
+        &self.file.path
     }
 
     fn read_window(&self, window: Window) -> Result<Raster> {
-        check_window(&self.path, &self.metadata, window)?;
-        let Metadata {
-            bands, data_type, ..
-        } = self.metadata;
-        let needed = (window.pixels() as u64).saturating_mul((bands * data_type.bytes()) as u64);
-        let limit = self.limits.window_bytes as u64;
-        if needed > limit {
-            let what = format!("the window of {window}");
-            return Err(Error::TooLarge {
-                path: self.path.clone(),
-                what,
-                needed,
-                limit,
-            });
-        }
-        let mut samples = Samples::with_capacity(data_type, window.pixels() * bands);
-        let Window {
-            col,
-            row,
+        check_window(&self.file.path, &self.metadata, window)?;
+        self.check_budget(window)?;
+        self.image.read(self.file.bytes(), window)
+    }
+
+    fn annotations(&self) -> Annotations {
+        self.annotations.clone()
+    }
+
+    fn read_mask(&self, window: Window) -> Result<Option<Vec<bool>>> {
+        check_window(&self.file.path, &self.metadata, window)?;
+        self.check_budget(window)?;
+        let (raster, band) = match (self.annotations.validity, &self.mask) {
+            (Validity::Mask, Some(mask)) => (mask.read(self.file.bytes(), window)?, 0),
+            (Validity::Alpha, _) => (self.read_window(window)?, self.metadata.bands - 1),
+            _ => return Ok(None),
+        };
+        let mut valid = Vec::with_capacity(window.pixels());
+        raster
+            .samples()
+            .for_each(raster.band_range(band), |v| valid.push(v != 0.0));
+        Ok(Some(valid))
+    }
+
+    fn overview(&self, level: usize) -> Result<Option<Box<dyn RasterSource>>> {
+        // An overview is opened from its raster, which knows where it lies.
+        let Some(ifd) = self
+            .file
+            .overviews
+            .get(level)
+            .filter(|_| !self.metadata.overviews.is_empty())
+        else {
+            return Ok(None);
+        };
+        let file = &self.file;
+        let image = TiffImage::new(file.bytes(), ifd.clone(), self.metadata.nodata, file.limits)?;
+        let (width, height) = image.size();
+        let ratio = |fine: usize, coarse: usize| fine as f64 / coarse as f64;
+        let (across, down) = (
+            ratio(self.metadata.width, width),
+            ratio(self.metadata.height, height),
+        );
+        let stretched = |t: Transform| Transform {
+            a: t.a * across,
+            b: t.b * down,
+            d: t.d * across,
+            e: t.e * down,
+            ..t
+        };
+        let metadata = Metadata {
             width,
             height,
-        } = window;
-        let (tiff, image) = (self.file.tiff(), self.image);
-        let stored = || std::fs::metadata(&self.path).map_or(0, |m| m.len());
-        let failed = |error: TiffError| decode_error(&self.path, stored(), error);
-        if self.layout.planar_configuration == PLANAR {
-            for band in 0..bands {
-                let bytes = tiff
-                    .read_band_window_bytes(image, band, row, col, height, width)
-                    .map_err(failed)?;
-                samples.extend_from_bytes(&bytes, 0, 1);
-            }
-        } else {
-            // One call for all bands: band by band, each interleaved block would be decoded once per band.
-            let bytes = tiff
-                .read_window_bytes(image, row, col, height, width)
-                .map_err(failed)?;
-            for band in 0..bands {
-                samples.extend_from_bytes(&bytes, band, bands);
-            }
-        }
-        let mut raster = Raster::new(window, bands, samples)?;
-        self.fill_sparse(&mut raster);
-        Ok(raster)
-    }
-}
-
-impl GeoTiffSource {
-    /// Writes the nodata value into blocks that the file leaves out.
-    fn fill_sparse(&self, raster: &mut Raster) {
-        let Some(nodata) = self.metadata.nodata else {
-            return;
+            bands: image.bands(),
+            data_type: image.data_type(),
+            georeference: Georeference {
+                transform: self.metadata.georeference.transform.map(stretched),
+                ..self.metadata.georeference
+            },
+            overviews: Vec::new(),
+            block: image.block(),
+            ..self.metadata.clone()
         };
-        let window = raster.window();
-        for (bands, block) in &self.sparse {
-            let Some(part) = block.intersection(&window) else {
-                continue;
-            };
-            for band in bands.clone() {
-                for row in part.row..part.row_end() {
-                    let at = (band * window.height + row - window.row) * window.width + part.col
-                        - window.col;
-                    raster.samples_mut().fill(at, part.width, nodata);
-                }
-            }
-        }
+        let mask = file.mask_of(image.size())?;
+        let validity = match self.annotations.validity {
+            Validity::Mask if mask.is_none() => Validity::AllValid,
+            other => other,
+        };
+        Ok(Some(Box::new(Self {
+            file: Arc::clone(file),
+            image,
+            mask,
+            metadata,
+            annotations: Annotations {
+                validity,
+                ..self.annotations.clone()
+            },
+        })))
     }
 }
 
-/// Refuses what is no file, is empty or does not begin like a TIFF; returns the file's length.
-fn check_start(path: &Path) -> Result<u64> {
-    let info = std::fs::metadata(path).map_err(|e| Error::io(path, "read", e))?;
-    if !info.is_file() {
-        let (what, remedy) = (
-            "a folder or device in place of a file".to_owned(),
-            "name one .tif file",
-        );
-        return Err(Error::Unsupported {
-            path: path.to_owned(),
-            what,
-            remedy,
-        });
-    }
-    let mut start = Vec::with_capacity(16);
-    let file = File::open(path).map_err(|e| Error::io(path, "open", e))?;
-    file.take(16)
-        .read_to_end(&mut start)
-        .map_err(|e| Error::io(path, "read", e))?;
-    match start.get(..4) {
-        _ if start.is_empty() => Err(Error::Empty {
-            path: path.to_owned(),
-        }),
-        Some(b"II*\0" | b"MM\0*" | b"II+\0" | b"MM\0+") => Ok(info.len()),
-        _ => Err(Error::NotATiff {
-            path: path.to_owned(),
-            start: String::from_utf8_lossy(&start).into_owned(),
-        }),
-    }
+fn subfile_type(ifd: &Ifd) -> u64 {
+    ifd.tag(NEW_SUBFILE_TYPE)
+        .and_then(|tag| tag.value.as_u64())
+        .unwrap_or(0)
 }
 
-/// Says what an error of the decoder means to the owner of the file.
-fn decode_error(path: &Path, stored: u64, error: TiffError) -> Error {
-    let path = path.to_owned();
-    match error {
-        TiffError::Truncated { offset, needed, .. } => Error::Truncated {
-            path,
-            what: "its directory".to_owned(),
-            needed: offset.saturating_add(needed),
-            stored,
-        },
-        TiffError::OffsetOutOfBounds { offset, length, .. } => Error::Truncated {
-            path,
-            what: "its directory".to_owned(),
-            needed: offset.saturating_add(length),
-            stored,
-        },
-        TiffError::Io(source, _) => Error::io(&path, "read", source),
-        TiffError::UnsupportedCompression(_)
-        | TiffError::UnsupportedPredictor(_)
-        | TiffError::UnsupportedPlanarConfiguration(_)
-        | TiffError::UnsupportedBitsPerSample(_)
-        | TiffError::UnsupportedSampleFormat(5 | 6) => Error::Unsupported {
-            path,
-            what: complaint(&error),
-            remedy: "convert it with gdal_translate",
-        },
-        error => Error::Damaged {
-            path,
-            source: Box::new(error),
-        },
-    }
-}
-
-/// The decoder's words for what it does not support, without the word "unsupported".
-fn complaint(error: &TiffError) -> String {
-    match error {
-        TiffError::UnsupportedSampleFormat(5 | 6) => "a raster of complex numbers".to_owned(),
-        error => error
-            .to_string()
-            .trim_start_matches("unsupported ")
-            .to_owned(),
-    }
-}
-
-/// Refuses a codec that is not built in before a window needs it.
-fn check_codec(path: &Path, ifd: &Ifd) -> Result<()> {
-    let name = match ifd.compression() {
-        // None, LZW, Deflate (two codes), PackBits, LERC, Zstandard.
-        1 | 5 | 8 | 32946 | 32773 | 34887 | 50000 => return Ok(()),
-        6 | 7 => "JPEG".to_owned(),
-        34925 => "LZMA".to_owned(),
-        34712 => "JPEG 2000".to_owned(),
-        50001 => "WebP".to_owned(),
-        code => format!("the codec of TIFF number {code}"),
-    };
-    let (what, remedy) = (
-        format!("compression by {name}"),
-        "convert it with gdal_translate -co COMPRESS=DEFLATE",
-    );
-    Err(Error::Unsupported {
-        path: path.to_owned(),
-        what,
-        remedy,
-    })
-}
-
-fn data_type(path: &Path, layout: &RasterLayout) -> Result<DataType> {
-    Ok(match (layout.sample_format, layout.bits_per_sample) {
-        (1, 1..=8) => DataType::U8,
-        (1, 9..=16) => DataType::U16,
-        (1, 32) => DataType::U32,
-        (1, 64) => DataType::U64,
-        (2, 8) => DataType::I8,
-        (2, 16) => DataType::I16,
-        (2, 32) => DataType::I32,
-        (2, 64) => DataType::I64,
-        (3, 32) => DataType::F32,
-        (3, 64) => DataType::F64,
-        (format, bits) => {
-            let (what, remedy) = (
-                format!("a {bits}-bit sample of format {format}"),
-                "convert it with gdal_translate -ot",
-            );
-            return Err(Error::Unsupported {
-                path: path.to_owned(),
-                what,
-                remedy,
-            });
-        }
-    })
+/// Whether the last band is one of opacity.
+fn has_alpha(ifd: &Ifd) -> bool {
+    use tiff_reader::ExtraSample::{AssociatedAlpha, UnassociatedAlpha};
+    let extra = ifd.extra_samples().unwrap_or_default();
+    matches!(extra.last(), Some(AssociatedAlpha | UnassociatedAlpha))
 }
 
 /// GDAL writes the value as text, padded with spaces or a zero byte; text that is no number means none.
@@ -405,8 +340,8 @@ fn parse_nodata(text: &str) -> Option<f64> {
 }
 
 /// A file with tie points alone has no transform, and its reference system then says nothing of its pixels.
-fn georeference(file: &Handle) -> Georeference {
-    let Handle::Georeferenced(file) = file else {
+fn georeference(handle: &Handle) -> Georeference {
+    let Handle::Georeferenced(file) = handle else {
         return Georeference::default();
     };
     let Some(t) = file.transform() else {
@@ -420,20 +355,44 @@ fn georeference(file: &Handle) -> Georeference {
         e: t.pixel_height,
         f: t.origin_y,
     };
-    // 32767 is "user-defined": a reference system without a code.
     Georeference {
-        epsg: file.epsg().filter(|&code| code != 32767),
+        epsg: file.epsg().filter(|&code| code != USER_DEFINED),
         transform: Some(transform),
     }
 }
 
-fn overviews(file: &Handle, width: usize) -> Vec<usize> {
-    let Handle::Georeferenced(file) = file else {
+fn control_points(ifd: &Ifd) -> usize {
+    ifd.tag(MODEL_TIE_POINT)
+        .and_then(|tag| tag.value.as_f64_vec())
+        .map_or(0, |numbers| numbers.len() / 6)
+}
+
+/// Reds, then greens, then blues, of 16 bits each.
+fn colours(ifd: &Ifd) -> Vec<[u8; 3]> {
+    let Some(map) = ifd.tag(COLOUR_MAP).and_then(|tag| tag.value.as_u16_slice()) else {
         return Vec::new();
     };
-    let factor = |ifd: &Ifd| (width as f64 / f64::from(ifd.width().max(1))).round() as usize;
-    (0..file.overview_count())
-        .filter_map(|i| file.overview_ifd(i).ok())
-        .map(factor)
+    let count = map.len() / 3;
+    let eight = |index: usize| (map[index] >> 8) as u8;
+    (0..count)
+        .map(|i| [eight(i), eight(count + i), eight(2 * count + i)])
         .collect()
+}
+
+fn tags(
+    mut said: BTreeMap<String, String>,
+    ifd: &Ifd,
+    handle: &Handle,
+) -> BTreeMap<String, String> {
+    for (code, name) in TEXTS {
+        if let Some(text) = ifd.tag(code).and_then(|tag| tag.value.as_str()) {
+            said.insert(name.to_owned(), text.trim_end_matches('\0').to_owned());
+        }
+    }
+    if let Handle::Georeferenced(file) = handle {
+        let point = file.crs().raster_type == 2;
+        let pixel = if point { "Point" } else { "Area" };
+        said.insert("AREA_OR_POINT".to_owned(), pixel.to_owned());
+    }
+    said
 }

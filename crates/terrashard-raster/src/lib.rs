@@ -30,24 +30,38 @@
 //! - A file under its final name is complete: what is unfinished has another name and goes when its sink is dropped.
 //! - Rows run down, columns run right, a window is whole pixels; samples are band-sequential `[bands, height, width]`.
 
+mod annotations;
 mod block_grid;
+mod cog;
 mod error;
 mod gdal_metadata;
+mod geo_keys;
 mod geotiff_sink;
 mod geotiff_source;
+mod halving;
 mod memory;
+mod opening;
+mod pyramid;
 mod raster;
 mod sink;
 mod source;
 mod stripe;
 mod summary;
+mod tiff_directory;
+mod tiff_error;
+mod tiff_image;
+mod tile_codec;
 mod transform;
 mod window;
+mod xml;
 
+pub use annotations::{Annotations, Validity};
 pub use error::{Error, Result};
 pub use geotiff_sink::GeoTiffSink;
-pub use geotiff_source::{GeoTiffSource, ReadLimits, open, open_with};
+pub use geotiff_source::GeoTiffSource;
+pub use halving::Overviews;
 pub use memory::MemorySource;
+pub use opening::{ReadLimits, open, open_with};
 pub use raster::{DataType, Raster, Samples};
 pub use sink::{RasterSink, RasterSpec};
 pub use source::{Metadata, RasterSource};

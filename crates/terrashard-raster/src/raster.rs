@@ -2,7 +2,12 @@
 
 use std::fmt;
 
+use crate::halving::{Halving, Sample, halve};
+use crate::tile_codec::{Predictor, TilePlace};
 use crate::{Error, Result, Window};
+
+/// Pixels that are taken apart at a time.
+const RUN: usize = 1024;
 
 macro_rules! sample_types {
     ($($variant:ident $rust:ident $name:literal $bytes:literal $doc:literal;)*) => {
@@ -78,18 +83,35 @@ macro_rules! sample_types {
                 match data_type { $(DataType::$variant => Self::$variant(vec![value as $rust; len]),)* }
             }
 
-            /// An empty list with room for `len` samples.
-            pub(crate) fn with_capacity(data_type: DataType, len: usize) -> Self {
-                match data_type { $(DataType::$variant => Self::$variant(Vec::with_capacity(len)),)* }
+            /// Native-endian `bytes`, pixel by pixel, taken apart into `bands` bands.
+            pub(crate) fn from_interleaved(data_type: DataType, bytes: &[u8], bands: usize) -> Self {
+                match data_type { $(DataType::$variant => {
+                    let values = bytes.as_chunks::<$bytes>().0;
+                    let pixels = values.len() / bands;
+                    let mut samples = vec![<$rust>::default(); pixels * bands];
+                    // A run of pixels at a time, so that it is still in the cache for the next band.
+                    for run in (0..pixels).step_by(RUN) {
+                        let len = RUN.min(pixels - run);
+                        for band in 0..bands {
+                            let from = values[run * bands + band..].iter().step_by(bands);
+                            let to = &mut samples[band * pixels + run..][..len];
+                            to.iter_mut().zip(from).for_each(|(to, from)| *to = $rust::from_ne_bytes(*from));
+                        }
+                    }
+                    Self::$variant(samples)
+                })* }
             }
 
-            /// Appends every `step`-th sample of native-endian `bytes`, beginning with sample `first`.
-            pub(crate) fn extend_from_bytes(&mut self, bytes: &[u8], first: usize, step: usize) {
-                match self {
-                    $(Self::$variant(v) => v.extend(
-                        bytes.as_chunks::<$bytes>().0.iter().skip(first).step_by(step).map(|c| $rust::from_ne_bytes(*c)),
-                    ),)*
-                }
+            /// Native-endian bytes of one band after another.
+            pub(crate) fn from_planes(data_type: DataType, planes: &[impl AsRef<[u8]>]) -> Self {
+                match data_type { $(DataType::$variant => {
+                    let bytes = planes.iter().map(|plane| plane.as_ref().len()).sum::<usize>();
+                    let mut samples = Vec::with_capacity(bytes / $bytes);
+                    for plane in planes {
+                        samples.extend(plane.as_ref().as_chunks::<$bytes>().0.iter().map(|v| $rust::from_ne_bytes(*v)));
+                    }
+                    Self::$variant(samples)
+                })* }
             }
 
             /// Overwrites `len` samples at `at` with those of `from` at `from_at`. Both have the same type.
@@ -99,6 +121,31 @@ macro_rules! sample_types {
                         to[at..at + len].copy_from_slice(&from[from_at..from_at + len]),)*
                     _ => unreachable!("the types of both are compared when a window is accepted"),
                 }
+            }
+
+            /// Writes row `row` of a tile, interleaved by pixel, as little-endian bytes: integers of up to 32 bits as
+            /// differences to the pixel on the left.
+            pub(crate) fn interleave_row(&self, place: TilePlace, row: usize, to: &mut [u8]) {
+                let TilePlace { stripe, bands, col, side } = place;
+                let differs = Predictor::of(self.data_type()) == Predictor::Horizontal;
+                let width = side.min(stripe.width - col);
+                match self { $(Self::$variant(v) => {
+                    let to = to.as_chunks_mut::<$bytes>().0;
+                    for band in 0..bands {
+                        let from = &v[(band * stripe.height + row) * stripe.width + col..][..width];
+                        let to = to[band..].iter_mut().step_by(bands);
+                        let mut left = <$rust>::default();
+                        for (to, from) in to.zip(from) {
+                            *to = if differs { from.difference(left) } else { *from }.to_le_bytes();
+                            left = *from;
+                        }
+                    }
+                })* }
+            }
+
+            /// Half the size: every second sample of every second row, or the mean of the valid ones of four.
+            pub(crate) fn halved(&self, from: Window, bands: usize, how: &Halving) -> Self {
+                match self { $(Self::$variant(v) => Self::$variant(halve(v, from, bands, how)),)* }
             }
 
             /// Overwrites `len` samples at `at` with `value`.
@@ -275,10 +322,13 @@ mod tests {
             .iter()
             .flat_map(|v| v.to_ne_bytes())
             .collect();
-        let mut samples = Samples::with_capacity(DataType::U16, 6);
-        for band in 0..3 {
-            samples.extend_from_bytes(&bytes, band, 3);
-        }
+        let samples = Samples::from_interleaved(DataType::U16, &bytes, 3);
         assert_eq!(samples, Samples::U16(vec![1, 4, 2, 5, 3, 6]));
+        let many: Vec<u8> = (0..2 * RUN + 10).map(|v| v as u8).collect();
+        let taken = Samples::from_interleaved(DataType::U8, &many, 2);
+        let expected = (0..2).flat_map(|band| many.iter().copied().skip(band).step_by(2));
+        assert_eq!(taken, Samples::U8(expected.collect()));
+        let planes = Samples::from_planes(DataType::U16, &[&bytes[..4], &bytes[4..8]]);
+        assert_eq!(planes, Samples::U16(vec![1, 2, 3, 4]));
     }
 }

@@ -1,9 +1,10 @@
 //! Where windows go.
 
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::path::Path;
 
-use crate::{DataType, Georeference, Raster, Result, Window};
+use crate::{DataType, Georeference, Overviews, Raster, Result, Window};
 
 /// What a raster to be written is.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,6 +23,17 @@ pub struct RasterSpec {
     pub nodata: Option<f64>,
     /// Side of a tile in pixels, a multiple of 16. Default: 512.
     pub tile: usize,
+    /// What stands in the overviews, each half as large as the one before, down to one tile. Default:
+    /// [`Overviews::Nearest`].
+    pub overviews: Overviews,
+    /// For each band, its description. Default: none.
+    pub descriptions: Vec<Option<String>>,
+    /// For each band, the scale and offset that make a quantity of a sample. Default: none, which is 1 and 0.
+    pub scaling: Vec<(f64, f64)>,
+    /// Red, green and blue of the values from 0 up, for a raster of classes. Default: none.
+    pub colours: Vec<[u8; 3]>,
+    /// Names and values that belong to the whole raster. Default: none.
+    pub tags: BTreeMap<String, String>,
 }
 
 impl RasterSpec {
@@ -39,6 +51,11 @@ impl RasterSpec {
             georeference,
             nodata: None,
             tile: 512,
+            overviews: Overviews::Nearest,
+            descriptions: Vec::new(),
+            scaling: Vec::new(),
+            colours: Vec::new(),
+            tags: BTreeMap::new(),
         }
     }
 
@@ -57,6 +74,36 @@ impl RasterSpec {
     /// With tiles of this side in pixels, a multiple of 16.
     pub const fn tile(mut self, side: usize) -> Self {
         self.tile = side;
+        self
+    }
+
+    /// With these overviews.
+    pub const fn overviews(mut self, overviews: Overviews) -> Self {
+        self.overviews = overviews;
+        self
+    }
+
+    /// With a description for each band.
+    pub fn descriptions(mut self, names: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        self.descriptions = names.into_iter().map(|name| Some(name.into())).collect();
+        self
+    }
+
+    /// With a scale and an offset for each band: a quantity is `sample * scale + offset`.
+    pub fn scaling(mut self, scaling: impl IntoIterator<Item = (f64, f64)>) -> Self {
+        self.scaling = scaling.into_iter().collect();
+        self
+    }
+
+    /// With red, green and blue of the values from 0 up.
+    pub fn colours(mut self, colours: impl Into<Vec<[u8; 3]>>) -> Self {
+        self.colours = colours.into();
+        self
+    }
+
+    /// With a name and a value that belong to the whole raster.
+    pub fn tag(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.tags.insert(name.into(), value.into());
         self
     }
 

@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 use std::path::Path;
 
-use crate::{DataType, Georeference, Raster, Result, Window};
+use crate::{Annotations, DataType, Georeference, Raster, Result, Validity, Window};
 
 /// What a raster says of itself.
 #[derive(Clone, Debug, PartialEq)]
@@ -45,6 +45,14 @@ impl Metadata {
             })
     }
 
+    /// What the declared nodata value alone says of which pixels are data: nothing where no sample can have it.
+    pub fn validity(&self) -> Validity {
+        match self.nodata.is_some_and(|v| self.data_type.represents(v)) {
+            true => Validity::Nodata,
+            false => Validity::AllValid,
+        }
+    }
+
     /// The number of the band with this description, compared without regard to case.
     pub fn band_named(&self, name: &str) -> Option<usize> {
         self.descriptions.iter().position(|d| {
@@ -71,4 +79,60 @@ pub trait RasterSource: Debug + Send + Sync {
     /// [`OutsideWindow`](crate::Error::OutsideWindow), [`TooLarge`](crate::Error::TooLarge) before any memory is asked for,
     /// [`Truncated`](crate::Error::Truncated), [`Damaged`](crate::Error::Damaged) and [`Io`](crate::Error::Io).
     fn read_window(&self, window: Window) -> Result<Raster>;
+
+    /// What the raster says of the meaning of its samples.
+    fn annotations(&self) -> Annotations {
+        let metadata = self.metadata();
+        Annotations {
+            validity: metadata.validity(),
+            ..Annotations::none(metadata.bands)
+        }
+    }
+
+    /// Which pixels of a window are data, where a mask or a band of opacity beside the pixels says so; `None` where nothing
+    /// but [`Metadata::nodata`] does.
+    ///
+    /// # Shapes
+    /// `[window.height, window.width]`.
+    ///
+    /// # Errors
+    /// Those of [`RasterSource::read_window`].
+    fn read_mask(&self, _window: Window) -> Result<Option<Vec<bool>>> {
+        Ok(None)
+    }
+
+    /// The stored overview number `level`, counted as in [`Metadata::overviews`], as a raster of its own; `None` where there
+    /// is none.
+    ///
+    /// # Errors
+    /// As opening a file, where the overview is damaged.
+    fn overview(&self, _level: usize) -> Result<Option<Box<dyn RasterSource>>> {
+        Ok(None)
+    }
+}
+
+impl<S: RasterSource + ?Sized> RasterSource for Box<S> {
+    fn metadata(&self) -> &Metadata {
+        (**self).metadata()
+    }
+
+    fn path(&self) -> &Path {
+        (**self).path()
+    }
+
+    fn read_window(&self, window: Window) -> Result<Raster> {
+        (**self).read_window(window)
+    }
+
+    fn annotations(&self) -> Annotations {
+        (**self).annotations()
+    }
+
+    fn read_mask(&self, window: Window) -> Result<Option<Vec<bool>>> {
+        (**self).read_mask(window)
+    }
+
+    fn overview(&self, level: usize) -> Result<Option<Box<dyn RasterSource>>> {
+        (**self).overview(level)
+    }
 }

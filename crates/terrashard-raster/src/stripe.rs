@@ -29,12 +29,9 @@ impl Stripe {
         }
     }
 
-    pub(crate) const fn window(&self) -> Window {
-        self.window
-    }
-
-    pub(crate) const fn samples(&self) -> &Samples {
-        &self.samples
+    /// Gives up the samples, `[bands, height, width]` of the stripe.
+    pub(crate) fn into_samples(self) -> Samples {
+        self.samples
     }
 
     /// Whether every pixel has been given.
@@ -111,8 +108,8 @@ mod tests {
         assert_eq!(give(2, 4, 2, 2, 3), (1, false));
         assert_eq!(give(0, 5, 2, 1, 4), (0, true));
         assert_eq!(
-            stripe.samples(),
-            &Samples::U8(vec![2, 2, 3, 3, 1, 1, 4, 4, 3, 3, 1, 1])
+            stripe.into_samples(),
+            Samples::U8(vec![2, 2, 3, 3, 1, 1, 4, 4, 3, 3, 1, 1])
         );
     }
 }

@@ -1,5 +1,7 @@
 //! One page about a raster, in one streamed pass.
 
+use std::collections::BTreeMap;
+
 use serde::{Serialize, Serializer};
 
 use crate::{RasterSource, Result, Window};
@@ -31,6 +33,16 @@ pub struct Summary {
     pub mean: Vec<Option<f64>>,
     /// Per band, its description.
     pub descriptions: Vec<Option<String>>,
+    /// Per band, by what a sample is multiplied to become a quantity.
+    pub scales: Vec<f64>,
+    /// Per band, what is added after that.
+    pub offsets: Vec<f64>,
+    /// Which pixels are data, by the names of GDAL's mask flags: `all_valid`, `nodata`, `per_dataset`, `alpha`.
+    pub mask: &'static [&'static str],
+    /// Number of ground control points, where there is no affine.
+    pub gcps: usize,
+    /// Names and values that belong to the whole raster.
+    pub tags: BTreeMap<String, String>,
 }
 
 fn number_or_text<S: Serializer>(value: &Option<f64>, serializer: S) -> Result<S::Ok, S::Error> {
@@ -66,6 +78,7 @@ pub fn summarize(source: &dyn RasterSource) -> Result<Summary> {
             *sum += part;
         }
     }
+    let annotations = source.annotations();
     Ok(Summary {
         width,
         height,
@@ -80,6 +93,11 @@ pub fn summarize(source: &dyn RasterSource) -> Result<Summary> {
             .map(|(sum, count)| (count > 0).then(|| sum / count as f64))
             .collect(),
         descriptions: metadata.descriptions.clone(),
+        scales: annotations.scales,
+        offsets: annotations.offsets,
+        mask: annotations.validity.flags(),
+        gcps: annotations.control_points,
+        tags: annotations.tags,
     })
 }
 

@@ -5,7 +5,9 @@
 
 use std::path::{Path, PathBuf};
 
-use terrashard_raster::{DataType, Error, RasterSource, ReadLimits, Window, open, open_with};
+use terrashard_raster::{
+    DataType, Error, RasterSource, ReadLimits, Transform, Validity, Window, open, open_with,
+};
 
 fn data(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -299,7 +301,111 @@ fn inverted_bytes_in_the_pixels_are_found() {
         .read_window(source.metadata().window())
         .expect_err("one tile does not decode");
     assert!(
-        matches!(error, Error::Damaged { .. }) && error.to_string().contains("damaged.tif"),
+        matches!(&error, Error::Undecodable { block, .. } if block.contains("of 6 (band "))
+            && error.to_string().contains("damaged.tif"),
         "{error}"
     );
+}
+
+/// The numbers are rasterio's: `dataset_mask()` of the file and of its first overview.
+#[test]
+fn a_stored_mask_says_which_pixels_are_data() {
+    let valid = |source: &dyn RasterSource| -> Vec<bool> {
+        let whole = source.metadata().window();
+        source.read_mask(whole).expect("decodes").expect("a mask")
+    };
+    let count = |mask: &[bool]| mask.iter().filter(|valid| **valid).count();
+
+    let source = open(data("rt_uint8_rgb_internal_mask.tif")).expect("reads");
+    assert_eq!(source.annotations().validity, Validity::Mask);
+    let mask = valid(&source);
+    assert_eq!((mask.len(), count(&mask)), (256 * 256, 49_152));
+    assert!(!mask[0]);
+    let part = Window::new(60, 70, 130, 80);
+    let cut = source.read_mask(part).expect("decodes").expect("a mask");
+    for (at, valid) in cut.iter().enumerate() {
+        let (column, row) = (part.col + at % part.width, part.row + at / part.width);
+        assert_eq!(
+            *valid,
+            mask[row * 256 + column],
+            "column {column}, row {row}"
+        );
+    }
+    let half = source.overview(0).expect("whole").expect("two overviews");
+    assert_eq!(count(&valid(&half)), 12_415);
+
+    let alpha = open(data("rio_rgba_uint16.tif")).expect("reads");
+    assert_eq!(alpha.annotations().validity, Validity::Alpha);
+    assert_eq!(count(&valid(&alpha)), 127_316);
+    let plain = open(data("rio_byte.tif")).expect("reads");
+    assert_eq!(
+        plain.read_mask(Window::new(0, 0, 1, 1)).expect("reads"),
+        None
+    );
+}
+
+/// The numbers are rasterio's, with `overview_level=1`.
+#[test]
+fn an_overview_is_a_raster_of_its_own() {
+    let source = open(data("gd_byte_with_ovr.tif")).expect("reads");
+    assert_eq!(source.metadata().overviews, [2, 4]);
+    let quarter = source.overview(1).expect("whole").expect("two overviews");
+    let metadata = quarter.metadata();
+    assert_eq!((metadata.width, metadata.height), (5, 5));
+    let transform = metadata.georeference.transform.expect("georeferenced");
+    assert_eq!((transform.a, transform.e), (240.0, -240.0));
+    let pixels = quarter.read_window(metadata.window()).expect("decodes");
+    assert_eq!(
+        pixels.band_f32(0)[..10],
+        [
+            107.0, 132.0, 132.0, 107.0, 123.0, 132.0, 132.0, 115.0, 165.0, 107.0
+        ]
+    );
+    assert!(source.overview(2).expect("whole").is_none());
+    assert!(quarter.overview(0).expect("whole").is_none());
+}
+
+#[test]
+fn scales_and_offsets_are_told_and_not_applied() {
+    let source = open(data("gr_scale_offset.tif")).expect("reads");
+    let said = source.annotations();
+    assert_eq!((said.scales, said.offsets), (vec![1.2; 3], vec![12.0; 3]));
+    assert_eq!(source.metadata().data_type, DataType::U8);
+    assert_eq!(said.tags["AREA_OR_POINT"], "Area");
+    let point = open(data("gg_point.tif")).expect("reads").annotations();
+    assert_eq!(point.tags["AREA_OR_POINT"], "Point");
+}
+
+/// User problem: neighbouring rasters cut with one box gave different rows.
+#[test]
+fn geo_18_grids_that_share_an_origin_share_their_rows() {
+    let left = Transform::north_up(300_000.0, 5_800_020.0, 10.0);
+    let right = left.offset(10_980, 0);
+    for row in [0, 1, 4321, 10_980] {
+        assert_eq!(
+            left.offset(0, row).f.to_bits(),
+            right.offset(7, row).f.to_bits()
+        );
+    }
+}
+
+/// User problem: 16-bit images were refused at prediction; complex ones failed late.
+#[test]
+fn geo_29_complex_samples_are_refused_in_one_line() {
+    let mut bytes = std::fs::read(data("rio_float64.tif")).expect("reads");
+    // Sample format 3, floats, becomes 6, complex floats: tag 339, type 3, one value.
+    let tag = bytes
+        .windows(10)
+        .position(|w| w == [0x53, 1, 3, 0, 1, 0, 0, 0, 3, 0])
+        .expect("a little-endian file of floats");
+    bytes[tag + 8] = 6;
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("complex.tif");
+    std::fs::write(&path, &bytes).expect("writes");
+    let message = open(&path).expect_err("refused").to_string();
+    assert!(
+        message.contains("complex.tif: a raster of complex numbers is not supported"),
+        "{message}"
+    );
+    assert!(!message.contains('\n'));
 }
