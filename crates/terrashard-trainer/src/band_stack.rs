@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use terrashard_raster::{DataType, GeoTiffSource, Metadata, Raster, RasterSource, Samples, Window};
+use terrashard_raster::{DataType, Metadata, Raster, RasterSource, Samples, Window};
 
 use crate::error::{Error, Result};
 
@@ -105,7 +105,7 @@ pub fn open(bands: &[BandFile]) -> Result<Box<dyn RasterSource>> {
 #[derive(Debug)]
 struct BandStack {
     metadata: Metadata,
-    sources: Vec<GeoTiffSource>,
+    sources: Vec<Box<dyn RasterSource>>,
     /// For each source, the band that is taken, from 0.
     bands: Vec<usize>,
 }

@@ -7,7 +7,6 @@ use std::time::Duration;
 use serde::Serialize;
 use terrashard_collectives::bootstrap::Output;
 use terrashard_layout::Stage;
-use terrashard_raster::Summary;
 
 use crate::arguments::{
     Arguments, Command, ConfigFlags, ExportArguments, FitArguments, ImportArguments, InfoArguments,
@@ -26,7 +25,7 @@ use crate::record::{Display, Scores, TestRecord, counted};
 use crate::run_directory::{RunDirectory, replace};
 use crate::sharding::Placement;
 use crate::training::{FitOptions, Fitted, verification};
-use crate::{evaluation, export, import, planning, prediction, report, training};
+use crate::{evaluation, export, import, info, planning, prediction, report, training};
 
 /// Runs a command.
 ///
@@ -385,57 +384,11 @@ fn import_table(imported: &Imported) -> String {
 }
 
 fn info(arguments: &InfoArguments) -> Result<()> {
-    let summary = terrashard_raster::summarize(&terrashard_raster::open(&arguments.file)?)?;
+    let summary = info::info(&arguments.file)?;
     print(&match arguments.json {
         true => document(&summary),
-        false => info_table(&summary),
+        false => info::table(&summary),
     })
-}
-
-fn info_table(summary: &Summary) -> String {
-    let Summary {
-        width,
-        height,
-        bands,
-        dtype,
-        epsg,
-        affine,
-        nodata,
-        overviews,
-        mean,
-        descriptions,
-    } = summary;
-    let or_none = |text: Option<String>| text.unwrap_or_else(|| "none".into());
-    let overviews: Vec<String> = overviews.iter().map(ToString::to_string).collect();
-    let overviews = (!overviews.is_empty()).then(|| overviews.join(", "));
-    let mut lines = vec![
-        format!(
-            "size        {width} x {height} pixels, {} of {dtype}",
-            counted(*bands, "band")
-        ),
-        format!(
-            "reference   {}",
-            or_none(epsg.map(|code| format!("EPSG:{code}")))
-        ),
-        format!(
-            "affine      {}",
-            or_none(affine.map(|letters| format!("{letters:?}")))
-        ),
-        format!(
-            "nodata      {}",
-            or_none(nodata.map(|value| value.to_string()))
-        ),
-        format!("overviews   {}", or_none(overviews)),
-    ];
-    for (band, (mean, description)) in mean.iter().zip(descriptions).enumerate() {
-        let mean = or_none(mean.map(|mean| format!("{mean:.4}")));
-        lines.push(format!(
-            "band {:<6} {:<10} mean {mean}",
-            band + 1,
-            description.as_deref().unwrap_or("")
-        ));
-    }
-    lines.join("\n") + "\n"
 }
 
 fn report(arguments: ReportArguments) -> Result<()> {

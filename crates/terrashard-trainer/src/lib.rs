@@ -35,6 +35,7 @@ mod error;
 pub mod evaluation;
 pub mod export;
 pub mod import;
+pub mod info;
 pub mod launching;
 pub mod mapping;
 mod output_file;

@@ -7,6 +7,7 @@ mod commands;
 mod epochs;
 mod highres;
 mod imports;
+mod info;
 mod plan;
 mod predicted;
 mod reports;
