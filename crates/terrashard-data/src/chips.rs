@@ -227,6 +227,13 @@ impl Chips {
         self.scenes[0].classes()
     }
 
+    /// Bytes of a batch of so many samples.
+    pub fn batch_bytes(&self, samples: usize) -> usize {
+        let fine = (self.side() * self.scale()).pow(2);
+        let target = self.scenes[0].target_bands().unwrap_or(0) * fine * size_of::<f32>();
+        samples * (self.bands() * self.side().pow(2) * size_of::<f32>() + fine + target)
+    }
+
     /// The chip that a sample shows.
     ///
     /// # Errors
@@ -282,14 +289,18 @@ impl Chips {
 
     fn gather(&self, samples: impl Iterator<Item = (usize, u64)>) -> Result<Batch> {
         let (bands, side, scale) = (self.bands(), self.side(), self.scale());
+        let fine = side * scale;
+        // Room for all, else a growing batch is copied several times.
+        let (count, _) = samples.size_hint();
+        let targets = self.scenes[0].target_bands();
         let mut batch = Batch {
             samples: 0,
             bands,
             side,
             scale,
-            images: vec![],
-            masks: vec![],
-            targets: self.scenes[0].target_bands().map(|_| vec![]),
+            images: Vec::with_capacity(count * bands * side * side),
+            masks: Vec::with_capacity(count * fine * fine),
+            targets: targets.map(|bands| Vec::with_capacity(count * bands * fine * fine)),
             valid: vec![],
             ids: vec![],
         };
@@ -303,12 +314,13 @@ impl Chips {
                 Augmentation::Off => Orientation::IDENTITY,
                 Augmentation::Orientations { seed } => Orientation::draw(seed, index as u64, epoch),
             };
-            for plane in
-                mirror_pad(&values, (width, height), (side, side)).chunks_exact(side * side)
-            {
+            let values = match (width, height) == (side, side) {
+                true => values,
+                false => mirror_pad(&values, (width, height), (side, side)),
+            };
+            for plane in values.chunks_exact(side * side) {
                 orientation.apply(plane, side, &mut batch.images);
             }
-            let fine = side * scale;
             let size = (width * scale, height * scale);
             orientation.apply(&padded(&labels, size, fine, IGNORE), fine, &mut batch.masks);
             if let Some(targets) = &mut batch.targets {

@@ -1,4 +1,4 @@
-//! Batches prepared ahead, on a thread of their own.
+//! Batches prepared ahead, on threads of their own.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -27,7 +27,8 @@ pub struct LoaderOptions {
     pub end: Option<u64>,
     /// Steps to prepare; `None` prepares all up to the stream's end.
     pub steps: Option<u64>,
-    /// Batches kept ready. At least 1.
+    /// Batches prepared ahead, each on a thread of its own: what is ready or in the making beside the one that is taken. At
+    /// least 1.
     pub prefetch: usize,
 }
 
@@ -53,11 +54,20 @@ impl MicroBatch {
     }
 }
 
-/// The micro-batches of one rank, step after step. Dropping it ends its thread.
+/// The micro-batches of one rank, step after step. Dropping it ends its threads.
 #[derive(Debug)]
 pub struct Loader {
-    batches: Option<Receiver<Result<MicroBatch>>>,
-    thread: Option<JoinHandle<()>>,
+    /// They take turns.
+    workers: Vec<Worker>,
+    /// Whose turn it is; none once the stream has ended.
+    turn: Option<usize>,
+}
+
+/// A thread and what it has made.
+#[derive(Debug)]
+struct Worker {
+    batches: Receiver<Result<MicroBatch>>,
+    thread: JoinHandle<()>,
 }
 
 impl Loader {
@@ -113,27 +123,33 @@ impl Loader {
                 ),
             );
         }
-        let (sender, receiver) = sync_channel(prefetch);
-        let work = move || prepare(&chips, &order, options, &sender);
-        let thread = std::thread::Builder::new()
-            .name(format!("loader {rank}"))
-            .spawn(work);
-        let thread = thread.map_err(|e| Error::Setting {
-            key: "prefetch",
-            what: format!("no thread could be started: {e}"),
-        })?;
+        let start = |turn| {
+            // One that is ready waits in its thread until it is taken.
+            let (sender, batches) = sync_channel(0);
+            let chips = chips.clone();
+            let work = move || prepare(&chips, &order, options, turn, &sender);
+            let thread = std::thread::Builder::new()
+                .name(format!("loader {rank}.{turn}"))
+                .spawn(work);
+            let thread = thread.map_err(|e| Error::Setting {
+                key: "prefetch",
+                what: format!("no thread could be started: {e}"),
+            })?;
+            Ok(Worker { batches, thread })
+        };
         Ok(Self {
-            batches: Some(receiver),
-            thread: Some(thread),
+            workers: (0..prefetch).map(start).collect::<Result<_>>()?,
+            turn: Some(0),
         })
     }
 }
 
-/// Sends batches until an error, the last step, or the receiver's end.
+/// Sends every `prefetch`-th micro-batch from number `turn` on until an error, the last step, or the receiver's end.
 fn prepare(
     chips: &Chips,
     order: &SampleOrder,
     options: LoaderOptions,
+    turn: usize,
     sender: &SyncSender<Result<MicroBatch>>,
 ) {
     let LoaderOptions {
@@ -141,6 +157,7 @@ fn prepare(
         ranks,
         micro_batch: n,
         accumulate,
+        prefetch,
         ..
     } = options;
     let shape = BatchShape {
@@ -154,7 +171,9 @@ fn prepare(
         if window.is_empty() {
             return;
         }
-        for number in 0..accumulate {
+        let first = step * accumulate as u64;
+        let own = |number: &usize| (first + *number as u64) % prefetch as u64 == turn as u64;
+        for number in (0..accumulate).filter(own) {
             let batch = chips.batch_at(order, window.micro_batch(rank, number));
             let failed = batch.is_err();
             let item = batch.map(|batch| MicroBatch {
@@ -175,24 +194,23 @@ impl Iterator for Loader {
 
     /// The next micro-batch; after an error, or the last step, none.
     fn next(&mut self) -> Option<Self::Item> {
-        if let Ok(item) = self.batches.as_ref()?.recv() {
+        let turn = self.turn.take()?;
+        if let Ok(item) = self.workers[turn].batches.recv() {
+            self.turn = item.is_ok().then_some((turn + 1) % self.workers.len());
             return Some(item);
         }
-        self.batches = None;
-        let panicked = self
-            .thread
-            .take()
-            .is_some_and(|thread| thread.join().is_err());
-        panicked.then_some(Err(Error::LoaderPanicked))
+        // The first thread that has no more is that of the micro-batch behind the last one.
+        let thread = self.workers.swap_remove(turn).thread;
+        thread.join().is_err().then_some(Err(Error::LoaderPanicked))
     }
 }
 
 impl Drop for Loader {
     fn drop(&mut self) {
-        // Without a receiver the thread's next send fails, so it ends after at most one more batch.
-        self.batches = None;
-        if let Some(thread) = self.thread.take() {
-            // A panic of the thread was told by its message; a destructor has nobody to return it to.
+        // Without a receiver a thread's next send fails, so it ends after at most one more batch.
+        let threads: Vec<_> = self.workers.drain(..).map(|worker| worker.thread).collect();
+        for thread in threads {
+            // A panic of a thread was told by its message; a destructor has nobody to return it to.
             let _ = thread.join();
         }
     }

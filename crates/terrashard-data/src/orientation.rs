@@ -46,23 +46,46 @@ impl Orientation {
         if self == Self::IDENTITY {
             return out.extend_from_slice(plane);
         }
-        let last = side.wrapping_sub(1);
-        for row in 0..side {
-            out.extend((0..side).map(|col| {
-                // Where the value at (row, col) of the result comes from.
-                let (from_row, from_col) = match self.quarters {
-                    0 => (row, col),
-                    1 => (last - col, row),
-                    2 => (last - row, last - col),
-                    _ => (col, last - row),
+        // Half a turn reads rows from the last to the first, and mirrors. What remains of a quarter's turn is a transposition.
+        match self.quarters {
+            0 | 2 => {
+                let turned = self.quarters == 2;
+                let rows = plane.chunks_exact(side.max(1));
+                let lay = |row: &[T]| match self.mirrored != turned {
+                    true => out.extend(row.iter().rev()),
+                    false => out.extend_from_slice(row),
                 };
-                plane[from_row * side
-                    + if self.mirrored {
-                        last - from_col
-                    } else {
-                        from_col
-                    }]
-            }));
+                match turned {
+                    true => rows.rev().for_each(lay),
+                    false => rows.for_each(lay),
+                }
+            }
+            quarters => {
+                let begin = out.len();
+                out.extend_from_slice(plane);
+                // Where the value at (row, col) of the result comes from.
+                let (upwards, backwards) = (quarters == 1, (quarters == 3) != self.mirrored);
+                transpose(plane, side, (upwards, backwards), &mut out[begin..]);
+            }
+        }
+    }
+}
+
+/// Rows and columns of a piece of a plane that is transposed at a time: what caches hold of both sides.
+const PIECE: usize = 32;
+
+/// `out[row, col] = plane[col, row]`, the plane's rows taken `upwards`, its columns `backwards`.
+fn transpose<T: Copy>(plane: &[T], side: usize, (upwards, backwards): (bool, bool), out: &mut [T]) {
+    let from = |reversed: bool, at: usize| if reversed { side - 1 - at } else { at };
+    for first_row in (0..side).step_by(PIECE) {
+        for first_col in (0..side).step_by(PIECE) {
+            for row in first_row..(first_row + PIECE).min(side) {
+                let from_col = from(backwards, row);
+                let to = &mut out[row * side..][first_col..(first_col + PIECE).min(side)];
+                for (to, col) in to.iter_mut().zip(first_col..) {
+                    *to = plane[from(upwards, col) * side + from_col];
+                }
+            }
         }
     }
 }
@@ -93,6 +116,35 @@ mod tests {
         check(false, 3, [2, 4, 1, 3]);
         check(true, 0, [2, 1, 4, 3]);
         check(true, 1, [4, 2, 3, 1]);
+    }
+
+    #[test]
+    fn pieces_of_a_plane_lie_where_single_pixels_would() {
+        // Two whole pieces and a part of one.
+        let side = 2 * PIECE + 7;
+        let plane: Vec<u32> = (0..(side * side) as u32).collect();
+        for orientation in Orientation::all() {
+            let mut out = vec![9];
+            orientation.apply(&plane, side, &mut out);
+            let last = side - 1;
+            let pixel = |index: usize| {
+                let (row, col) = (index / side, index % side);
+                let (row, col) = match orientation.quarters {
+                    0 => (row, col),
+                    1 => (last - col, row),
+                    2 => (last - row, last - col),
+                    _ => (col, last - row),
+                };
+                plane[row * side
+                    + if orientation.mirrored {
+                        last - col
+                    } else {
+                        col
+                    }]
+            };
+            let expected: Vec<u32> = (0..side * side).map(pixel).collect();
+            assert!(out[1..] == expected, "{orientation:?}");
+        }
     }
 
     #[test]
