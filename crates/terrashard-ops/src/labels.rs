@@ -36,6 +36,22 @@ impl Labels {
         }
     }
 
+    /// Labels that are on a device already, `[N, H, W]`, with how many pixels have each: nobody counts again.
+    ///
+    /// # Panics
+    /// If the counts are not of as many pixels.
+    pub fn counted(values: Tensor<3, Int>, counts: [u64; 256]) -> Self {
+        assert_eq!(
+            counts.iter().sum::<u64>(),
+            values.shape().num_elements() as u64,
+            "each pixel is counted once"
+        );
+        Self {
+            values,
+            counts: Arc::new(counts),
+        }
+    }
+
     /// The labels `[N, H, W]`, on the plain device.
     pub fn tensor(&self) -> &Tensor<3, Int> {
         &self.values

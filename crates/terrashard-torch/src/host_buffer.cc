@@ -4,8 +4,12 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <map>
 #include <memory>
+#include <mutex>
 
 #include "guarded.h"
 
@@ -14,12 +18,29 @@ using terrashard::guarded;
 
 namespace {
 
+// A moment of the device's current stream.
+std::unique_ptr<c10::Event> now(const c10::Device& device) {
+  auto event = std::make_unique<c10::Event>(device.type(), c10::EventFlag::PYTORCH_DEFAULT);
+  event->record(at::accelerator::getCurrentStream(device.index()));
+  return event;
+}
+
 // What has to happen before the host may touch the buffer: nothing where the host has copied itself.
 c10::Event* until_now(const at::Tensor& device) {
-  if (device.is_cpu()) return nullptr;
-  auto event = std::make_unique<c10::Event>(device.device().type(), c10::EventFlag::PYTORCH_DEFAULT);
-  event->record(at::accelerator::getCurrentStream(device.device().index()));
-  return event.release();
+  return device.is_cpu() ? nullptr : now(device.device()).release();
+}
+
+// The stream for copies beside what a device computes.
+c10::Stream beside(const c10::Device& device) {
+  static std::mutex mutex;
+  static std::map<c10::DeviceIndex, c10::Stream> streams;
+  std::lock_guard<std::mutex> lock(mutex);
+  auto found = streams.find(device.index());
+  if (found == streams.end()) {
+    const c10::impl::VirtualGuardImpl guard(device.type());
+    found = streams.emplace(device.index(), guard.getStreamFromGlobalPool(device)).first;
+  }
+  return found->second;
 }
 
 // The buffer's bytes as elements like those of `like`, as many.
@@ -53,6 +74,28 @@ int terrashard_copy_up(char** message, const at::Tensor* buffer, at::Tensor* to,
     to->copy_(elements(*buffer, *to).view_as(*to), true);
     *event = until_now(*to);
   });
+}
+
+// As above, beside what the device computes from now on; what it was told before may still use the memory of `to`.
+int terrashard_copy_beside(char** message, const at::Tensor* buffer, at::Tensor* to, c10::Event** event) {
+  return guarded(message, [&] {
+    const auto from = elements(*buffer, *to).view_as(*to);
+    if (to->is_cpu()) {
+      to->copy_(from);
+      return;
+    }
+    const auto before = now(to->device());
+    const auto stream = beside(to->device());
+    before->block(stream);
+    const c10::StreamGuard guard(stream);
+    to->copy_(from, true);
+    *event = until_now(*to);
+  });
+}
+
+// Has the current stream of the event's device wait for it.
+int terrashard_follow(char** message, c10::Event* event) {
+  return guarded(message, [&] { event->block(at::accelerator::getCurrentStream(event->device_index())); });
 }
 
 int terrashard_wait(char** message, c10::Event* event) {

@@ -1,6 +1,6 @@
 //! Buffers of the host that a GPU reads and writes by itself while the host goes on.
 
-use tch::Tensor;
+use tch::{Device, Kind, Tensor};
 
 use crate::shim::host_buffer::{self as shim, Event};
 use crate::{Error, Result};
@@ -69,5 +69,43 @@ impl HostBuffer {
 
     fn wait(&mut self) -> Result<()> {
         self.under_way.take().map_or(Ok(()), Event::wait)
+    }
+}
+
+/// A tensor on its way to a GPU beside what that computes.
+#[derive(Debug)]
+pub struct Upload {
+    to: Tensor,
+    event: Option<Event>,
+    /// Has to stay until the copy is over, as [`HostBuffer`] says.
+    buffer: HostBuffer,
+}
+
+impl Upload {
+    /// Begins to copy what is in a buffer to a new tensor.
+    ///
+    /// # Errors
+    /// [`Error::Exception`](crate::Error) if the buffer has not as many bytes as the tensor, or memory is used up.
+    pub fn begin(
+        mut buffer: HostBuffer,
+        shape: &[i64],
+        kind: Kind,
+        device: Device,
+    ) -> Result<Self> {
+        buffer.wait()?;
+        let mut to = Tensor::empty(shape, (kind, device));
+        let event = shim::copy_beside(&buffer.bytes, &mut to)?;
+        Ok(Self { to, event, buffer })
+    }
+
+    /// The tensor. The host does not wait; what the GPU is told from now on does.
+    ///
+    /// # Errors
+    /// [`Error::Exception`](crate::Error) if the device has failed.
+    pub fn arrive(self) -> Result<Tensor> {
+        let Self { to, event, buffer } = self;
+        event.map_or(Ok(()), Event::follow)?;
+        drop(buffer);
+        Ok(to)
     }
 }

@@ -69,7 +69,7 @@ pub use {
     error::{Error, Result},
     flat::{Pieces, sums_of_squares},
     gradients::{conv2d_backward, layer_norm, layer_norm_backward},
-    host_buffer::HostBuffer,
+    host_buffer::{HostBuffer, Upload},
     loss::{LossAndSlope, MaskLoss, l1_loss, mask_loss},
     profile::{Profile, ProfileRow},
     resize::{resize_bilinear, resize_bilinear_backward},

@@ -2,7 +2,7 @@
 
 use terrashard_torch::tch::{Device, Kind, Tensor};
 use terrashard_torch::{
-    AdamW, Attention, Error, HostBuffer, MaskLoss, Memory, Pieces, conv2d_backward,
+    AdamW, Attention, Error, HostBuffer, MaskLoss, Memory, Pieces, Upload, conv2d_backward,
     is_deterministic, l1_loss, layer_norm_backward, mask_loss, set_deterministic, sums_of_squares,
     version,
 };
@@ -352,4 +352,22 @@ fn losses_on_a_processor_are_left_to_the_caller() {
     ] {
         assert!(matches!(wrong, Err(Error::Count { .. })), "{wrong:?}");
     }
+}
+
+#[test]
+fn what_is_uploaded_arrives() {
+    let mut buffer = HostBuffer::new(12).expect("memory");
+    let bytes: Vec<u8> = [1.5_f32, -2.0, 3.25]
+        .iter()
+        .flat_map(|value| value.to_ne_bytes())
+        .collect();
+    buffer.bytes().expect("no copy").copy_from_slice(&bytes);
+    let upload = Upload::begin(buffer, &[3, 1], Kind::Float, Device::Cpu).expect("as many bytes");
+    let tensor = upload.arrive().expect("a tensor");
+    assert_eq!(
+        (tensor.size(), values(&tensor)),
+        (vec![3, 1], vec![1.5, -2.0, 3.25])
+    );
+    let short = HostBuffer::new(8).expect("memory");
+    assert!(Upload::begin(short, &[3], Kind::Float, Device::Cpu).is_err());
 }

@@ -3,6 +3,7 @@
 
 mod block_slots;
 mod crew;
+mod feed;
 mod initial;
 mod metered_communicator;
 mod rank;

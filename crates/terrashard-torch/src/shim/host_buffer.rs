@@ -34,6 +34,13 @@ unsafe extern "C" {
         to: *mut Handle,
         event: *mut *mut EventHandle,
     ) -> c_int;
+    fn terrashard_copy_beside(
+        message: Message,
+        buffer: In,
+        to: *mut Handle,
+        event: *mut *mut EventHandle,
+    ) -> c_int;
+    fn terrashard_follow(message: Message, event: *mut EventHandle) -> c_int;
     fn terrashard_wait(message: Message, event: *mut EventHandle) -> c_int;
     fn terrashard_free_event(event: *mut EventHandle);
 }
@@ -49,6 +56,12 @@ impl Event {
     /// Takes over what a call gave, if it gave one.
     fn given(handle: *mut EventHandle) -> Option<Self> {
         (!handle.is_null()).then_some(Self(handle))
+    }
+
+    /// Has the GPU do what it is told from now on behind it.
+    pub(crate) fn follow(self) -> Result<()> {
+        // SAFETY: as of `wait`.
+        Call::HostBuffer.run(|message| unsafe { terrashard_follow(message, self.0) })
     }
 
     pub(crate) fn wait(self) -> Result<()> {
@@ -88,6 +101,17 @@ pub(crate) fn copy_up(buffer: &Tensor, to: &mut Tensor) -> Result<Option<Event>>
     let (buffer, to, place) = (handle(buffer), changed(to), &raw mut event);
     // SAFETY: as of `copy_down`.
     Call::HostBuffer.run(|message| unsafe { terrashard_copy_up(message, buffer, to, place) })?;
+    Ok(Event::given(event))
+}
+
+pub(crate) fn copy_beside(buffer: &Tensor, to: &mut Tensor) -> Result<Option<Event>> {
+    let mut event = ptr::null_mut();
+    let (buffer, to, place) = (handle(buffer), changed(to), &raw mut event);
+    let call = |message| {
+        // SAFETY: as of `copy_down`.
+        unsafe { terrashard_copy_beside(message, buffer, to, place) }
+    };
+    Call::HostBuffer.run(call)?;
     Ok(Event::given(event))
 }
 

@@ -83,6 +83,18 @@ impl Device {
 }
 
 #[cfg(feature = "tch")]
+impl Device {
+    /// LibTorch's own name of where a rank of this host computes, if LibTorch computes there.
+    pub(crate) fn libtorch(self, local_rank: usize) -> Option<terrashard_torch::tch::Device> {
+        match self {
+            Self::Cpu => None,
+            Self::CpuLibTorch => Some(terrashard_torch::tch::Device::Cpu),
+            Self::Cuda => Some(terrashard_torch::tch::Device::Cuda(local_rank)),
+        }
+    }
+}
+
+#[cfg(feature = "tch")]
 mod libtorch {
     use super::*;
 

@@ -3,14 +3,15 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::Device;
 use terrashard_collectives::{Communicator, Traffic};
-use terrashard_data::{Batch as Samples, Loader, LoaderOptions};
+use terrashard_data::{Loader, LoaderOptions};
 use terrashard_layout::{ShardTable, Window};
-use terrashard_models::{L1_WEIGHT, Losses, Normalizers, S2s2Net, SUPERRES_CHANNELS, Targets};
-use terrashard_ops::{Labels, Masks};
-use terrashard_zero::{Initial, Origin, Precision, StepOutcome, ZeroOptimizer, declared};
+use terrashard_models::{L1_WEIGHT, Losses, Normalizers, S2s2Net, Targets};
+use terrashard_ops::Masks;
+use terrashard_zero::{Initial, Origin, StepOutcome, ZeroOptimizer, declared};
 
+use super::feed::{Destination, Fed, Feed};
 use super::initial::InitialValues;
 use super::metered_communicator::MeteredCommunicator;
 use super::scope::Training;
@@ -22,8 +23,11 @@ use crate::error::{Error, Result};
 use crate::record::{HeldBytes, Metrics, Progress, SentBytes, StepRecord, StepTimes, counted};
 use crate::schedule::learning_rate;
 
-/// Batches that a loader keeps ready.
-const PREFETCH: usize = 2;
+/// Batches that a loader prepares at once, at least and at most.
+const PREFETCH: std::ops::RangeInclusive<usize> = 2..=8;
+
+/// Bytes that these take up at most, where they are more than the least.
+const PREFETCH_BYTES: usize = 2 << 30;
 
 /// What a rank has to tell at the end.
 #[derive(Debug)]
@@ -45,13 +49,22 @@ pub(super) fn train(plan: &Plan<'_>, communicator: Arc<dyn Communicator>) -> Res
     Rank::new(plan, communicator)?.run()
 }
 
+/// How many batches are prepared at once: as many as there are processors for, half of them, which `ranks` share, and memory.
+fn prefetch(plan: &Plan<'_>, ranks: usize) -> usize {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    // Processes that share a host see all of its processors, as do ranks of other hosts, who have more.
+    let threads = processors / 2 / ranks.max(1);
+    let fits = PREFETCH_BYTES / plan.chips.batch_bytes(plan.batch.micro).max(1);
+    threads.min(fits).clamp(*PREFETCH.start(), *PREFETCH.end())
+}
+
 /// One rank of a training.
 pub(super) struct Rank<'a> {
     plan: &'a Plan<'a>,
     device: Device,
     model: S2s2Net,
     pub(super) optimizer: ZeroOptimizer,
-    loader: Loader,
+    feed: Feed,
     /// On rank 0, what is told of each step.
     told: Option<(Metrics, Progress)>,
     clock: StepClock,
@@ -115,9 +128,17 @@ impl<'a> Rank<'a> {
             cursor: plan.start.cursor(),
             end: plan.end,
             steps: Some(plan.last_step - plan.start.step()),
-            prefetch: PREFETCH,
+            prefetch: prefetch(plan, ranks),
         };
-        let loader = Loader::new(plan.chips.clone(), plan.order, options)?;
+        let feed = Feed::new(
+            Loader::new(plan.chips.clone(), plan.order, options)?,
+            Destination {
+                device: device.clone(),
+                precision: plan.precision,
+                #[cfg(feature = "tch")]
+                libtorch: plan.device.libtorch(plan.gpu.unwrap_or(rank)),
+            },
+        )?;
         let told = match (communicator.rank(), plan.run) {
             (0, Some(run)) => {
                 let every = Duration::from_secs_f64(config.log.seconds);
@@ -134,7 +155,7 @@ impl<'a> Rank<'a> {
             device,
             model,
             optimizer,
-            loader,
+            feed,
             told,
             clock,
             held: HeldBytes::default(),
@@ -185,9 +206,9 @@ impl<'a> Rank<'a> {
         let nothing = normalizers.valid_pixels + normalizers.superres_values == 0.0;
         let mut sums = Terms::default();
         for number in 0..self.plan.batch.accumulate {
-            let loader = &mut self.loader;
-            let next = self.clock.measure(Phase::Data, || loader.next());
-            let batch = next.expect("the loader has every step of the plan")?.batch;
+            let feed = &mut self.feed;
+            let next = self.clock.measure(Phase::Data, || feed.next());
+            let batch = next.expect("the loader has every step of the plan")?;
             if nothing || window.is_idle(number) {
                 continue;
             }
@@ -298,35 +319,13 @@ impl<'a> Rank<'a> {
         })
     }
 
-    fn forward(&self, step: u64, batch: Samples, normalizers: &Normalizers) -> Losses {
-        let Samples {
-            samples,
-            bands,
-            side,
-            scale,
+    fn forward(&self, step: u64, batch: Fed, normalizers: &Normalizers) -> Losses {
+        let Fed {
             images,
-            masks,
-            targets,
+            labels,
+            superres,
             ids,
-            ..
         } = batch;
-        let autodiff = self.device.clone().autodiff();
-        let element = match self.plan.precision {
-            Precision::F32 => DType::F32,
-            Precision::F64 => DType::F64,
-            Precision::Bf16 => DType::BF16,
-            Precision::F16 => DType::F16,
-        };
-        let image = Tensor::<4>::from_data(
-            TensorData::new(images, [samples, bands, side, side]),
-            (&autodiff, element),
-        );
-        let fine = side * scale;
-        let labels = Labels::new(masks, [samples, fine, fine], &self.device);
-        let superres = targets.map(|values| {
-            let data = TensorData::new(values, [samples, SUPERRES_CHANNELS, fine, fine]);
-            Tensor::from_data(data, (&self.device, DType::F32))
-        });
         let config = self.plan.config;
         let masks = Masks {
             seed: config.train.seed,
@@ -335,7 +334,7 @@ impl<'a> Rank<'a> {
         };
         let (recompute, batch_norm) = (&config.zero.recompute, config.train.batch_norm);
         let scope = Training::new(&self.optimizer, recompute, batch_norm, masks);
-        let maps = self.model.forward(image, &scope);
+        let maps = self.model.forward(images, &scope);
         let targets = Targets { labels, superres };
         let l1_weight = config.train.l1_weight.unwrap_or(L1_WEIGHT);
         let loss = config.train.loss;
