@@ -21,13 +21,37 @@ pub enum Error {
         /// The file.
         path: PathBuf,
     },
-    /// The file does not begin like a TIFF.
-    #[error("{}: not a TIFF file (it begins with {start:?}); only GeoTIFF and BigTIFF files are read", path.display())]
-    NotATiff {
+    /// The file does not begin like one of the formats that are read.
+    #[error("{}: not a raster (it begins with {start:?}); GeoTIFF, JPEG 2000, .npy and .npz files and .SAFE folders are read", path.display())]
+    NotARaster {
         /// The file.
         path: PathBuf,
         /// Its first bytes as text.
         start: String,
+    },
+    /// A folder or archive holds none or more than one of what is read.
+    #[error("{}: holds {what}; {remedy}", path.display())]
+    Ambiguous {
+        /// The folder or archive.
+        path: PathBuf,
+        /// What it holds.
+        what: String,
+        /// How to say which one.
+        remedy: String,
+    },
+    /// Bands that are to be one raster do not fit each other.
+    #[error("{}: {got} does not fit {expected} of {}; {remedy}", path.display(), first.display())]
+    Misfit {
+        /// The file of the band.
+        path: PathBuf,
+        /// What it is.
+        got: String,
+        /// What it should be.
+        expected: String,
+        /// The file that it should fit.
+        first: PathBuf,
+        /// How it can be made to fit.
+        remedy: &'static str,
     },
     /// The file ends before the data that its directory lists.
     #[error("{}: truncated: {what} needs {needed} bytes, the file has {stored}; download or copy it again", path.display())]

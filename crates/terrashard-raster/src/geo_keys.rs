@@ -38,7 +38,7 @@ pub(crate) fn directory(epsg: Option<u16>) -> Vec<u16> {
 }
 
 /// Whether the coordinates of a reference system are degrees rather than lengths.
-fn is_geographic(code: u16) -> bool {
+pub(crate) fn is_geographic(code: u16) -> bool {
     let at = GEOGRAPHIC_CODES.partition_point(|&(_, last)| last < code);
     GEOGRAPHIC_CODES
         .get(at)

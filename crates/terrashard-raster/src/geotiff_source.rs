@@ -9,7 +9,7 @@ use geotiff_reader::GeoTiffFile;
 use tiff_reader::{Ifd, OpenOptions, TiffFile};
 
 use crate::gdal_metadata::{self, GdalMetadata};
-use crate::memory::check_window;
+use crate::memory::{check_budget, check_window};
 use crate::opening::ReadLimits;
 use crate::tiff_error::decode_error;
 use crate::tiff_image::{TiffBytes, TiffImage};
@@ -211,22 +211,6 @@ impl GeoTiffSource {
             annotations,
         })
     }
-
-    /// Refuses a window that takes more than the limit.
-    fn check_budget(&self, window: Window) -> Result<()> {
-        let pixel = (self.metadata.bands * self.metadata.data_type.bytes()) as u64;
-        let needed = (window.pixels() as u64).saturating_mul(pixel);
-        let limit = self.file.limits.window_bytes as u64;
-        if needed > limit {
-            return Err(Error::TooLarge {
-                path: self.file.path.clone(),
-                what: format!("the window of {window}"),
-                needed,
-                limit,
-            });
-        }
-        Ok(())
-    }
 }
 
 impl RasterSource for GeoTiffSource {
@@ -240,7 +224,7 @@ impl RasterSource for GeoTiffSource {
 
     fn read_window(&self, window: Window) -> Result<Raster> {
         check_window(&self.file.path, &self.metadata, window)?;
-        self.check_budget(window)?;
+        check_budget(&self.file.path, &self.metadata, window, self.file.limits)?;
         self.image.read(self.file.bytes(), window)
     }
 
@@ -250,7 +234,7 @@ impl RasterSource for GeoTiffSource {
 
     fn read_mask(&self, window: Window) -> Result<Option<Vec<bool>>> {
         check_window(&self.file.path, &self.metadata, window)?;
-        self.check_budget(window)?;
+        check_budget(&self.file.path, &self.metadata, window, self.file.limits)?;
         let (raster, band) = match (self.annotations.validity, &self.mask) {
             (Validity::Mask, Some(mask)) => (mask.read(self.file.bytes(), window)?, 0),
             (Validity::Alpha, _) => (self.read_window(window)?, self.metadata.bands - 1),

@@ -1,8 +1,9 @@
 //! Windowed reading and streamed writing of georeferenced rasters.
 //!
-//! A scene is a [`RasterSource`]: [`open`] reads the metadata of a GeoTIFF, [`RasterSource::read_window`] decodes one
-//! [`Window`] of it, all bands at once. A result is a [`RasterSink`]: [`GeoTiffSink`] takes windows as they are computed and
-//! puts the finished file in place with one rename. [`Transform`] ties both to the ground, [`summarize`] describes a file.
+//! A scene is a [`RasterSource`]: [`open`] reads the metadata of a GeoTIFF, a JPEG 2000 file, a Sentinel-2 product or a NumPy
+//! array, [`RasterSource::read_window`] decodes one [`Window`] of it, all bands at once. [`BandSet`] makes one scene of bands in
+//! files of their own. A result is a [`RasterSink`]: [`GeoTiffSink`] takes windows as they are computed and puts the finished
+//! Cloud Optimized GeoTIFF in place with one rename. [`Transform`] ties both to the ground, [`summarize`] describes a file.
 //!
 //! ```
 //! # let folder = tempfile::tempdir()?;
@@ -31,7 +32,10 @@
 //! - Rows run down, columns run right, a window is whole pixels; samples are band-sequential `[bands, height, width]`.
 
 mod annotations;
+mod band_files;
+mod band_set;
 mod block_grid;
+mod codestream;
 mod cog;
 mod error;
 mod gdal_metadata;
@@ -39,10 +43,14 @@ mod geo_keys;
 mod geotiff_sink;
 mod geotiff_source;
 mod halving;
+mod jp2_source;
 mod memory;
+mod npy_source;
+mod npz_archive;
 mod opening;
 mod pyramid;
 mod raster;
+mod safe_product;
 mod sink;
 mod source;
 mod stripe;
@@ -56,11 +64,14 @@ mod window;
 mod xml;
 
 pub use annotations::{Annotations, Validity};
+pub use band_set::{BandSet, NamedBand};
 pub use error::{Error, Result};
 pub use geotiff_sink::GeoTiffSink;
 pub use geotiff_source::GeoTiffSource;
 pub use halving::Overviews;
+pub use jp2_source::Jp2Source;
 pub use memory::MemorySource;
+pub use npy_source::NpySource;
 pub use opening::{ReadLimits, open, open_with};
 pub use raster::{DataType, Raster, Samples};
 pub use sink::{RasterSink, RasterSpec};

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::opening::ReadLimits;
 use crate::{Error, Metadata, Raster, RasterSource, Result, Samples, Window};
 
 /// A whole raster in memory under the interface of a file: for computed scenes and for tests.
@@ -76,6 +77,27 @@ pub(crate) fn check_window(path: &Path, metadata: &Metadata, window: Window) -> 
             window,
             width,
             height,
+        });
+    }
+    Ok(())
+}
+
+/// Refuses a window that takes more memory than the limit.
+pub(crate) fn check_budget(
+    path: &Path,
+    metadata: &Metadata,
+    window: Window,
+    limits: ReadLimits,
+) -> Result<()> {
+    let pixel = (metadata.bands * metadata.data_type.bytes()) as u64;
+    let needed = (window.pixels() as u64).saturating_mul(pixel);
+    let limit = limits.window_bytes as u64;
+    if needed > limit {
+        return Err(Error::TooLarge {
+            path: path.to_owned(),
+            what: format!("the window of {window}"),
+            needed,
+            limit,
         });
     }
     Ok(())

@@ -5,7 +5,12 @@ use std::io::Read;
 use std::path::Path;
 
 use crate::geotiff_source::GeoTiffSource;
-use crate::{Error, RasterSource, Result};
+use crate::jp2_source::{self, Jp2Source};
+use crate::npy_source::{self, NpySource};
+use crate::{Error, RasterSource, Result, band_files, npz_archive, safe_product};
+
+/// Declared bytes per stored byte above which a file is refused: no codec reaches this on pixels.
+pub(crate) const DECLARED_PER_STORED: u64 = 100_000;
 
 /// How much memory reading may take.
 #[derive(Clone, Copy, Debug)]
@@ -34,44 +39,83 @@ pub fn open(path: impl AsRef<Path>) -> Result<Box<dyn RasterSource>> {
     open_with(path, ReadLimits::default())
 }
 
-/// Opens a raster and checks all that can be checked without decoding pixels.
+/// Opens a raster and checks all that can be checked without decoding pixels. What it is shows in the content:
+///
+/// - a GeoTIFF, COG or BigTIFF file, with or without georeference;
+/// - a JPEG 2000 file, read tile by tile;
+/// - a `.npy` file; a `.npz` file that holds one array, or `FILE.npz/NAME` for one of several;
+/// - a `.SAFE` folder of Sentinel-2, its metadata file, or the folder of one granule: all bands, each on the finest grid
+///   that there is of it, with reflectance's scale and offset, `PROCESSING_BASELINE` and the like as annotations;
+/// - any other folder of single-band files with the bands' names in theirs.
 ///
 /// # Errors
-/// [`Error::NotFound`], [`Error::Empty`], [`Error::NotATiff`], [`Error::Truncated`], [`Error::Unsupported`],
-/// [`Error::Implausible`], [`Error::TooLarge`], [`Error::Damaged`] and [`Error::Io`].
+/// [`Error::NotFound`], [`Error::Empty`], [`Error::NotARaster`], [`Error::Truncated`], [`Error::Unsupported`],
+/// [`Error::Implausible`], [`Error::TooLarge`], [`Error::Damaged`], [`Error::Ambiguous`], [`Error::Misfit`] and [`Error::Io`].
 pub fn open_with(path: impl AsRef<Path>, limits: ReadLimits) -> Result<Box<dyn RasterSource>> {
     let path = path.as_ref();
-    let stored = check_start(path)?;
-    Ok(Box::new(GeoTiffSource::open(path, stored, limits)?))
+    if path.is_dir() {
+        return match safe_product::is_product(path) {
+            true => safe_product::open(path, limits),
+            false => band_files::open(path, limits),
+        };
+    }
+    let named = |path: &Path| path.file_name().map(|n| n.to_string_lossy().into_owned());
+    let name = named(path).unwrap_or_default();
+    if let Some(parent) = path.parent() {
+        if name.starts_with("MTD_") && safe_product::is_product(parent) {
+            return safe_product::open(parent, limits);
+        }
+        if parent.is_file() && named(parent).is_some_and(|n| n.ends_with(".npz")) {
+            return npz_archive::open(parent, Some(&name), limits);
+        }
+    }
+    open_file(path, limits)
 }
 
-/// Refuses what is no file, is empty or does not begin like a TIFF; returns the file's length.
-fn check_start(path: &Path) -> Result<u64> {
-    let info = std::fs::metadata(path).map_err(|e| Error::io(path, "read", e))?;
-    if !info.is_file() {
-        let (what, remedy) = (
-            "a folder or device in place of a file".to_owned(),
-            "name one .tif file",
-        );
-        return Err(Error::Unsupported {
-            path: path.to_owned(),
-            what,
-            remedy,
-        });
-    }
+/// Opens a raster that is one file.
+pub(crate) fn open_file(path: &Path, limits: ReadLimits) -> Result<Box<dyn RasterSource>> {
+    let stored = file_bytes(path)?;
     let mut start = Vec::with_capacity(16);
     let file = File::open(path).map_err(|e| Error::io(path, "open", e))?;
-    file.take(16)
+    (&file)
+        .take(16)
         .read_to_end(&mut start)
         .map_err(|e| Error::io(path, "read", e))?;
-    match start.get(..4) {
-        _ if start.is_empty() => Err(Error::Empty {
+    Ok(match start.get(..4) {
+        _ if start.is_empty() => {
+            return Err(Error::Empty {
+                path: path.to_owned(),
+            });
+        }
+        Some(b"II*\0" | b"MM\0*" | b"II+\0" | b"MM\0+") => {
+            Box::new(GeoTiffSource::open(path, stored, limits)?)
+        }
+        Some(npz_archive::MAGIC) => npz_archive::open(path, None, limits)?,
+        Some(jp2_source::CODESTREAM) => Box::new(Jp2Source::open(path, stored, limits)?),
+        _ if start.starts_with(jp2_source::SIGNATURE) => {
+            Box::new(Jp2Source::open(path, stored, limits)?)
+        }
+        _ if start.starts_with(npy_source::MAGIC) => {
+            Box::new(NpySource::open(path, file, 0, stored, limits)?)
+        }
+        _ => {
+            return Err(Error::NotARaster {
+                path: path.to_owned(),
+                start: String::from_utf8_lossy(&start).into_owned(),
+            });
+        }
+    })
+}
+
+/// The length of a file; refuses what is none.
+pub(crate) fn file_bytes(path: &Path) -> Result<u64> {
+    let info = std::fs::metadata(path).map_err(|e| Error::io(path, "read", e))?;
+    if !info.is_file() {
+        return Err(Error::Unsupported {
             path: path.to_owned(),
-        }),
-        Some(b"II*\0" | b"MM\0*" | b"II+\0" | b"MM\0+") => Ok(info.len()),
-        _ => Err(Error::NotATiff {
-            path: path.to_owned(),
-            start: String::from_utf8_lossy(&start).into_owned(),
-        }),
+            what: "a folder or device in place of a file".to_owned(),
+            remedy: "name a file",
+        });
     }
+    Ok(info.len())
 }

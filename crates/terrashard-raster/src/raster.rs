@@ -123,6 +123,26 @@ macro_rules! sample_types {
                 }
             }
 
+            /// An empty list with room for `len` samples.
+            pub(crate) fn with_capacity(data_type: DataType, len: usize) -> Self {
+                match data_type { $(DataType::$variant => Self::$variant(Vec::with_capacity(len)),)* }
+            }
+
+            /// Appends each value as the nearest one of the type.
+            pub(crate) fn extend_rounded(&mut self, values: &[f32]) {
+                match self { $(Self::$variant(v) => v.extend(values.iter().map(|&v| <$rust>::nearest(v.into()))),)* }
+            }
+
+            /// Appends the samples of `range` of others, as the nearest values of the type.
+            pub(crate) fn extend_converted(&mut self, from: &Samples, range: std::ops::Range<usize>) {
+                match self { $(Self::$variant(v) => from.for_each(range, |sample| v.push(<$rust>::nearest(sample))),)* }
+            }
+
+            /// The samples at these places.
+            pub(crate) fn picked(&self, places: &[usize]) -> Self {
+                match self { $(Self::$variant(v) => Self::$variant(places.iter().map(|&at| v[at]).collect()),)* }
+            }
+
             /// Writes row `row` of a tile, interleaved by pixel, as little-endian bytes: integers of up to 32 bits as
             /// differences to the pixel on the left.
             pub(crate) fn interleave_row(&self, place: TilePlace, row: usize, to: &mut [u8]) {
@@ -268,6 +288,27 @@ impl Raster {
     /// Where `band` is not below [`Raster::bands`].
     pub fn band_f32(&self, band: usize) -> Vec<f32> {
         self.samples.to_f32(self.band_range(band))
+    }
+
+    /// The bands with these numbers, in this order.
+    ///
+    /// # Panics
+    /// Where a number is not below [`Raster::bands`].
+    pub fn select(self, bands: &[usize]) -> Self {
+        if bands.iter().copied().eq(0..self.bands) {
+            return self;
+        }
+        let pixels = self.window.pixels();
+        let mut samples = Samples::filled(self.samples.data_type(), 0.0, bands.len() * pixels);
+        for (to, from) in bands.iter().enumerate() {
+            assert!(*from < self.bands, "no band {from} of {}", self.bands);
+            samples.copy_from(to * pixels, &self.samples, from * pixels, pixels);
+        }
+        Self {
+            window: self.window,
+            bands: bands.len(),
+            samples,
+        }
     }
 
     pub(crate) fn band_range(&self, band: usize) -> std::ops::Range<usize> {

@@ -80,6 +80,20 @@ pub trait RasterSource: Debug + Send + Sync {
     /// [`Truncated`](crate::Error::Truncated), [`Damaged`](crate::Error::Damaged) and [`Io`](crate::Error::Io).
     fn read_window(&self, window: Window) -> Result<Raster>;
 
+    /// Reads some bands of a window, by their numbers from 0: what a raster whose bands lie apart does not read costs nothing.
+    ///
+    /// # Shapes
+    /// `[bands.len(), window.height, window.width]`.
+    ///
+    /// # Panics
+    /// Where a number is not below [`Metadata::bands`].
+    ///
+    /// # Errors
+    /// Those of [`RasterSource::read_window`].
+    fn read_bands(&self, window: Window, bands: &[usize]) -> Result<Raster> {
+        Ok(self.read_window(window)?.select(bands))
+    }
+
     /// What the raster says of the meaning of its samples.
     fn annotations(&self) -> Annotations {
         let metadata = self.metadata();
@@ -122,6 +136,10 @@ impl<S: RasterSource + ?Sized> RasterSource for Box<S> {
 
     fn read_window(&self, window: Window) -> Result<Raster> {
         (**self).read_window(window)
+    }
+
+    fn read_bands(&self, window: Window, bands: &[usize]) -> Result<Raster> {
+        (**self).read_bands(window, bands)
     }
 
     fn annotations(&self) -> Annotations {

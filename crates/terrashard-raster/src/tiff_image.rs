@@ -7,11 +7,9 @@ use rayon::prelude::*;
 use tiff_reader::{Ifd, RasterLayout, TiffError, TiffFile};
 
 use crate::block_grid::{BlockGrid, PLANAR};
+use crate::opening::DECLARED_PER_STORED;
 use crate::tiff_error::decode_error;
 use crate::{DataType, Error, Raster, ReadLimits, Result, Samples, Window};
-
-/// Declared bytes per stored byte above which a file is refused: no codec reaches this on pixels.
-const DECLARED_PER_STORED: u64 = 100_000;
 
 /// An image whose directory has been checked; no pixel of it is in memory.
 pub(crate) struct TiffImage {

@@ -28,6 +28,13 @@ pub(crate) fn elements<'a>(
     })
 }
 
+/// The text of the first element `name`, without space around it.
+pub(crate) fn text_of<'a>(text: &'a str, name: &'a str) -> Option<&'a str> {
+    elements(text, name)
+        .map(|(_, content)| content.trim())
+        .next()
+}
+
 /// The value of `name="..."` in the attributes of an element.
 pub(crate) fn attribute<'a>(attributes: &'a str, name: &str) -> Option<&'a str> {
     let mut parts = attributes.split('"');
@@ -68,8 +75,9 @@ mod tests {
         assert_eq!(found.len(), 3);
         assert_eq!(attribute(found[1].0, "resolution"), Some("20"));
         assert_eq!(attribute(found[0].0, "res"), None);
-        assert_eq!(found[0].1, "<N> 7 </N>");
+        assert_eq!(text_of(found[0].1, "N"), Some("7"));
         assert_eq!(found[2], ("", ""));
-        assert_eq!(elements("<N>1", "N").count(), 0);
+        assert_eq!(text_of(text, "M"), None);
+        assert_eq!(text_of("<N>1", "N"), None);
     }
 }
