@@ -10,6 +10,8 @@ use crate::{Error, Result, Window};
 /// The TIFF number of "one plane per band".
 pub(crate) const PLANAR: u16 = 2;
 
+const TILE: &str = "tile";
+
 /// The grid of tiles or strips of one image.
 pub(crate) struct BlockGrid {
     /// (columns, rows) of a block.
@@ -34,7 +36,7 @@ impl BlockGrid {
             let height =
                 side(ifd.tile_height()).ok_or_else(|| damaged("tiles without a height"))?;
             (
-                "tile",
+                TILE,
                 (width, height),
                 ifd.tile_offsets(),
                 ifd.tile_byte_counts(),
@@ -115,6 +117,38 @@ impl BlockGrid {
             _ => String::new(),
         };
         format!("{} {} of {count} ({band}{window})", self.noun, index + 1)
+    }
+
+    /// Place in the file and length of block `index`.
+    pub(crate) fn extent(&self, index: usize) -> (u64, u64) {
+        self.extents[index]
+    }
+
+    /// Columns and rows that block `index` is stored with: tiles are whole at the border, strips end with the raster.
+    pub(crate) fn stored_size(&self, index: usize) -> (usize, usize) {
+        let (_, place) = self.place(index);
+        let rows = if self.noun == TILE {
+            self.block.1
+        } else {
+            place.height
+        };
+        (self.block.0, rows)
+    }
+
+    /// The blocks that `window`, which lies in the raster, touches.
+    pub(crate) fn touching(&self, window: Window) -> Vec<usize> {
+        let (width, height) = self.block;
+        let across = self.size.0.div_ceil(width);
+        let columns = window.col / width..window.col_end().div_ceil(width);
+        let rows = window.row / height..window.row_end().div_ceil(height);
+        let mut touched = Vec::with_capacity(self.planes * rows.len() * columns.len());
+        for plane in 0..self.planes {
+            for row in rows.clone() {
+                let first = plane * self.per_plane() + row * across;
+                touched.extend(columns.clone().map(|column| first + column));
+            }
+        }
+        touched
     }
 
     /// The bands and pixels of block `index`. Planar files list all blocks of one band, then those of the next.

@@ -28,6 +28,8 @@ pub(crate) struct Halving {
 pub(crate) trait Sample: Copy + Default + PartialEq + Send + Sync {
     /// The difference to `left`, wrapping around; only integers are asked for it.
     fn difference(self, left: Self) -> Self;
+    /// The sum with `other`, wrapping around; only integers are asked for it.
+    fn sum(self, other: Self) -> Self;
     /// Exact for all but 64-bit integers beyond 2^53.
     fn double(self) -> f64;
     /// The nearest value of the type.
@@ -39,6 +41,10 @@ macro_rules! integers {
         $(impl Sample for $rust {
             fn difference(self, left: Self) -> Self {
                 self.wrapping_sub(left)
+            }
+
+            fn sum(self, other: Self) -> Self {
+                self.wrapping_add(other)
             }
 
             fn double(self) -> f64 {
@@ -57,6 +63,10 @@ macro_rules! floats {
         $(impl Sample for $rust {
             fn difference(self, left: Self) -> Self {
                 self - left
+            }
+
+            fn sum(self, other: Self) -> Self {
+                self + other
             }
 
             fn double(self) -> f64 {

@@ -1,11 +1,10 @@
 //! Reading JPEG 2000 files by their tiles, as Sentinel-2 products hold them.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use geotiff_reader::GeoTiffFile;
 use hayro_jpeg2000::{DecodeSettings, DecoderContext, Image};
@@ -14,6 +13,7 @@ use rayon::prelude::*;
 use crate::codestream::{Codestream, Refusal};
 use crate::memory::{check_budget, check_window};
 use crate::opening::{DECLARED_PER_STORED, ReadLimits};
+use crate::tile_cache::TileCache;
 use crate::xml::{attribute, elements, text_of};
 use crate::{
     DataType, Error, Georeference, Metadata, Raster, RasterSource, Result, Samples, Transform,
@@ -43,36 +43,7 @@ pub struct Jp2Source {
     stream: Codestream,
     limits: ReadLimits,
     metadata: Metadata,
-    cache: Mutex<TileCache>,
-}
-
-/// Decoded tiles, the one used last at the back.
-struct TileCache {
-    tiles: VecDeque<(usize, Arc<Samples>)>,
-    bytes: usize,
-    limit: usize,
-}
-
-impl TileCache {
-    fn get(&mut self, index: usize) -> Option<Arc<Samples>> {
-        let at = self.tiles.iter().position(|(tile, _)| *tile == index)?;
-        let entry = self.tiles.remove(at)?;
-        let samples = Arc::clone(&entry.1);
-        self.tiles.push_back(entry);
-        Some(samples)
-    }
-
-    fn insert(&mut self, index: usize, samples: &Arc<Samples>) {
-        let size = |samples: &Samples| samples.len() * samples.data_type().bytes();
-        self.bytes += size(samples);
-        self.tiles.push_back((index, Arc::clone(samples)));
-        while self.bytes > self.limit {
-            let Some((_, oldest)) = self.tiles.pop_front() else {
-                break;
-            };
-            self.bytes -= size(&oldest);
-        }
-    }
+    cache: TileCache,
 }
 
 impl fmt::Debug for Jp2Source {
@@ -145,11 +116,7 @@ impl Jp2Source {
             stream,
             limits,
             metadata,
-            cache: Mutex::new(TileCache {
-                tiles: VecDeque::new(),
-                bytes: 0,
-                limit: limits.cache_bytes,
-            }),
+            cache: TileCache::new(limits.cache_bytes),
         })
     }
 
@@ -160,25 +127,9 @@ impl Jp2Source {
         self
     }
 
-    fn tile(&self, index: usize) -> Result<Arc<Samples>> {
-        // A thread that panicked while it held a lock left whole values behind.
-        let locked = |cache: &Mutex<TileCache>| {
-            let mut cache = cache.lock().unwrap_or_else(PoisonError::into_inner);
-            cache.get(index)
-        };
-        if let Some(samples) = locked(&self.cache) {
-            return Ok(samples);
-        }
-        let samples = Arc::new(self.decode(index)?);
-        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        if cache.get(index).is_none() {
-            cache.insert(index, &samples);
-        }
-        Ok(samples)
-    }
-
     fn decode(&self, index: usize) -> Result<Samples> {
         let bytes = {
+            // A thread that panicked while it held the lock left the file at some place; every read begins with a seek.
             let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
             self.stream.tile_stream(&mut *file, index)
         };
@@ -245,7 +196,7 @@ impl RasterSource for Jp2Source {
         for some in touched.chunks(rayon::current_num_threads()) {
             let tiles = some
                 .par_iter()
-                .map(|(index, ..)| self.tile(*index))
+                .map(|(index, ..)| self.cache.get_or(*index, || self.decode(*index)))
                 .collect::<Result<Vec<_>>>()?;
             for ((_, place, part), tile) in some.iter().zip(&tiles) {
                 for band in 0..bands {

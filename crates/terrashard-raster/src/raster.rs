@@ -6,9 +6,6 @@ use crate::halving::{Halving, Sample, halve};
 use crate::tile_codec::{Predictor, TilePlace};
 use crate::{Error, Result, Window};
 
-/// Pixels that are taken apart at a time.
-const RUN: usize = 1024;
-
 macro_rules! sample_types {
     ($($variant:ident $rust:ident $name:literal $bytes:literal $doc:literal;)*) => {
         /// The type of one sample.
@@ -83,22 +80,11 @@ macro_rules! sample_types {
                 match data_type { $(DataType::$variant => Self::$variant(vec![value as $rust; len]),)* }
             }
 
-            /// Native-endian `bytes`, pixel by pixel, taken apart into `bands` bands.
-            pub(crate) fn from_interleaved(data_type: DataType, bytes: &[u8], bands: usize) -> Self {
+            /// Native-endian `bytes`, pixel by pixel, taken apart into bands.
+            pub(crate) fn from_interleaved(data_type: DataType, bytes: &[u8], how: Interleaved) -> Self {
                 match data_type { $(DataType::$variant => {
                     let values = bytes.as_chunks::<$bytes>().0;
-                    let pixels = values.len() / bands;
-                    let mut samples = vec![<$rust>::default(); pixels * bands];
-                    // A run of pixels at a time, so that it is still in the cache for the next band.
-                    for run in (0..pixels).step_by(RUN) {
-                        let len = RUN.min(pixels - run);
-                        for band in 0..bands {
-                            let from = values[run * bands + band..].iter().step_by(bands);
-                            let to = &mut samples[band * pixels + run..][..len];
-                            to.iter_mut().zip(from).for_each(|(to, from)| *to = $rust::from_ne_bytes(*from));
-                        }
-                    }
-                    Self::$variant(samples)
+                    Self::$variant(taken_apart(values, how, $rust::from_ne_bytes))
                 })* }
             }
 
@@ -187,6 +173,76 @@ sample_types! {
     I64 i64 "int64" 8 "64-bit signed.";
     F32 f32 "float32" 4 "Single precision.";
     F64 f64 "float64" 8 "Double precision.";
+}
+
+/// How samples stand in interleaved bytes.
+#[derive(Clone, Copy)]
+pub(crate) struct Interleaved {
+    /// Samples of a pixel.
+    pub(crate) bands: usize,
+    /// The pixels of a row, where samples are differences to the pixel on the left of them.
+    pub(crate) differences: Option<usize>,
+}
+
+/// Pixels that are taken apart at a time, so that they are still in the cache for the next band.
+const RUN: usize = 1024;
+
+/// `[pixels, bands]` as `[bands, pixels]`.
+fn taken_apart<V: Copy, T: Sample>(values: &[V], how: Interleaved, of: impl Fn(V) -> T) -> Vec<T> {
+    match how.bands {
+        1 => fixed_apart::<V, T, 1>(values, how, of),
+        2 => fixed_apart::<V, T, 2>(values, how, of),
+        3 => fixed_apart::<V, T, 3>(values, how, of),
+        4 => fixed_apart::<V, T, 4>(values, how, of),
+        6 => fixed_apart::<V, T, 6>(values, how, of),
+        8 => fixed_apart::<V, T, 8>(values, how, of),
+        bands => {
+            let pixels = values.len() / bands;
+            let mut apart = vec![T::default(); pixels * bands];
+            let run = how.differences.unwrap_or(RUN);
+            for at in (0..pixels).step_by(run) {
+                let len = run.min(pixels - at);
+                for band in 0..bands {
+                    let from = values[at * bands + band..].iter().step_by(bands);
+                    let to = &mut apart[band * pixels + at..][..len];
+                    fill(to, from.map(|v| of(*v)), how);
+                }
+            }
+            apart
+        }
+    }
+}
+
+/// The same for a number of bands that the compiler knows: twice as fast.
+fn fixed_apart<V: Copy, T: Sample, const BANDS: usize>(
+    values: &[V],
+    how: Interleaved,
+    of: impl Fn(V) -> T,
+) -> Vec<T> {
+    let values = values.as_chunks::<BANDS>().0;
+    let pixels = values.len();
+    let mut apart = vec![T::default(); pixels * BANDS];
+    let run = how.differences.unwrap_or(RUN);
+    for (index, from) in values.chunks(run).enumerate() {
+        for band in 0..BANDS {
+            let to = &mut apart[band * pixels + index * run..][..from.len()];
+            fill(to, from.iter().map(|v| of(v[band])), how);
+        }
+    }
+    apart
+}
+
+/// One band of one run of pixels.
+fn fill<T: Sample>(to: &mut [T], from: impl Iterator<Item = T>, how: Interleaved) {
+    if how.differences.is_none() {
+        to.iter_mut().zip(from).for_each(|(to, from)| *to = from);
+        return;
+    }
+    let mut sum = T::default();
+    for (to, from) in to.iter_mut().zip(from) {
+        sum = sum.sum(from);
+        *to = sum;
+    }
 }
 
 enum Kind {
@@ -363,12 +419,29 @@ mod tests {
             .iter()
             .flat_map(|v| v.to_ne_bytes())
             .collect();
-        let samples = Samples::from_interleaved(DataType::U16, &bytes, 3);
+        let plain = |bands| Interleaved {
+            bands,
+            differences: None,
+        };
+        let samples = Samples::from_interleaved(DataType::U16, &bytes, plain(3));
         assert_eq!(samples, Samples::U16(vec![1, 4, 2, 5, 3, 6]));
         let many: Vec<u8> = (0..2 * RUN + 10).map(|v| v as u8).collect();
-        let taken = Samples::from_interleaved(DataType::U8, &many, 2);
+        let taken = Samples::from_interleaved(DataType::U8, &many, plain(2));
         let expected = (0..2).flat_map(|band| many.iter().copied().skip(band).step_by(2));
         assert_eq!(taken, Samples::U8(expected.collect()));
+        let five = Samples::from_interleaved(DataType::U8, &many[..20], plain(5));
+        // Four pixels of five bands: band 1 begins with byte 1, then 6.
+        assert_eq!((five.get(4), five.get(5)), (1.0, 6.0));
+        let rows = Interleaved {
+            bands: 2,
+            differences: Some(3),
+        };
+        let bytes_of_rows = [1, 10, 2, 20, 254, 30, 5, 50, 0, 0, 1, 1];
+        let summed = Samples::from_interleaved(DataType::U8, &bytes_of_rows, rows);
+        assert_eq!(
+            summed,
+            Samples::U8(vec![1, 3, 1, 5, 5, 6, 10, 30, 60, 50, 50, 51])
+        );
         let planes = Samples::from_planes(DataType::U16, &[&bytes[..4], &bytes[4..8]]);
         assert_eq!(planes, Samples::U16(vec![1, 2, 3, 4]));
     }

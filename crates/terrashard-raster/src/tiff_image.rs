@@ -8,6 +8,8 @@ use tiff_reader::{Ifd, RasterLayout, TiffError, TiffFile};
 
 use crate::block_grid::{BlockGrid, PLANAR};
 use crate::opening::DECLARED_PER_STORED;
+use crate::raster::Interleaved;
+use crate::tiff_blocks::TiffBlocks;
 use crate::tiff_error::decode_error;
 use crate::{DataType, Error, Raster, ReadLimits, Result, Samples, Window};
 
@@ -20,6 +22,8 @@ pub(crate) struct TiffImage {
     /// Bands and pixels of the blocks that are not stored and hold another value than zero.
     sparse: Vec<(Range<usize>, Window)>,
     fill: f64,
+    /// Where blocks are coded in the common way.
+    blocks: Option<TiffBlocks>,
 }
 
 /// The file that an image is in.
@@ -86,7 +90,9 @@ impl TiffImage {
         } else {
             missing.into_iter().map(|index| grid.place(index)).collect()
         };
+        let blocks = TiffBlocks::of(file, &ifd, &layout, data_type, limits);
         Ok(Self {
+            blocks,
             ifd,
             layout,
             data_type,
@@ -127,7 +133,9 @@ impl TiffImage {
         let bands = self.bands();
         let failed =
             |error: TiffError| decode_error(file.path, file.stored, Some(&self.grid), error);
-        let samples = if self.layout.planar_configuration == PLANAR {
+        let samples = if let Some(blocks) = &self.blocks {
+            blocks.read(file, &self.grid, window, bands)?
+        } else if self.layout.planar_configuration == PLANAR {
             let planes = (0..bands)
                 .into_par_iter()
                 .map(|band| {
@@ -143,7 +151,11 @@ impl TiffImage {
                 .tiff
                 .read_window_bytes_from_ifd(&self.ifd, row, col, height, width)
                 .map_err(failed)?;
-            Samples::from_interleaved(self.data_type, &bytes, bands)
+            let interleaved = Interleaved {
+                bands,
+                differences: None,
+            };
+            Samples::from_interleaved(self.data_type, &bytes, interleaved)
         };
         let mut raster = Raster::new(window, bands, samples)?;
         self.fill_sparse(&mut raster);

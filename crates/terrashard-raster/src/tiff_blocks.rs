@@ -1,0 +1,162 @@
+//! Tiles and strips decoded in one go: inflated, summed up where they hold differences, and taken apart into bands.
+//!
+//! What this does not cover is left to the general decoder, which takes four passes and one more copy.
+
+use std::cell::RefCell;
+
+use flate2::{Decompress, FlushDecompress, Status};
+use rayon::prelude::*;
+use tiff_reader::{ByteOrder, Ifd, RasterLayout};
+
+use crate::block_grid::BlockGrid;
+use crate::raster::Interleaved;
+use crate::tiff_error::decode_error;
+use crate::tiff_image::TiffBytes;
+use crate::tile_cache::TileCache;
+use crate::{DataType, Error, ReadLimits, Result, Samples, Window};
+
+/// Bytes behind those of a block: room for the decoder to come to the end of the stream, where the checksum is.
+const SPARE: usize = 64;
+/// Bytes of scratch memory that a thread keeps.
+const KEPT_SCRATCH: usize = 32 << 20;
+/// No codec makes more bytes than this of a block.
+const PACKED_RATIO: u64 = 4;
+const PACKED_SLACK: u64 = 4096;
+
+thread_local! {
+    /// Inflated bytes of one block.
+    static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// How the blocks of an image are coded, where it is in the common way.
+#[derive(Debug)]
+pub(crate) struct TiffBlocks {
+    data_type: DataType,
+    /// Whether samples are differences to the pixel on the left.
+    differences: bool,
+    cache: TileCache,
+}
+
+impl TiffBlocks {
+    /// Deflate, bytes in this machine's order, whole bytes, and no predictor but that of integers.
+    pub(crate) fn of(
+        file: TiffBytes<'_>,
+        ifd: &Ifd,
+        layout: &RasterLayout,
+        data_type: DataType,
+        limits: ReadLimits,
+    ) -> Option<Self> {
+        let native = match file.tiff.byte_order() {
+            ByteOrder::LittleEndian => cfg!(target_endian = "little"),
+            ByteOrder::BigEndian => cfg!(target_endian = "big"),
+        };
+        let whole = usize::from(layout.bits_per_sample) == 8 * data_type.bytes();
+        let deflate = matches!(ifd.compression(), 8 | 32946);
+        let float = matches!(data_type, DataType::F32 | DataType::F64);
+        let predictor = ifd.predictor() == 1 || (ifd.predictor() == 2 && !float);
+        let colour = ifd.photometric_interpretation() == Some(6);
+        (native && whole && deflate && predictor && !colour && ifd.fill_order() == 1).then(|| {
+            Self {
+                data_type,
+                differences: ifd.predictor() == 2,
+                cache: TileCache::new(limits.cache_bytes),
+            }
+        })
+    }
+
+    /// Samples of a window, `[bands, height, width]`.
+    pub(crate) fn read(
+        &self,
+        file: TiffBytes<'_>,
+        grid: &BlockGrid,
+        window: Window,
+        bands: usize,
+    ) -> Result<Samples> {
+        let touched = grid.touching(window);
+        let mut samples = Samples::filled(self.data_type, 0.0, window.pixels() * bands);
+        // A few for each thread at once: that many blocks are in memory beside the window.
+        for some in touched.chunks(4 * rayon::current_num_threads()) {
+            let blocks = some
+                .par_iter()
+                .map(|&index| self.cache.get_or(index, || self.decode(file, grid, index)))
+                .collect::<Result<Vec<_>>>()?;
+            for (&index, block) in some.iter().zip(&blocks) {
+                let (of, place) = grid.place(index);
+                let (width, height) = grid.stored_size(index);
+                let part = place
+                    .intersection(&window)
+                    .expect("the window touches this block");
+                for (inner, band) in of.enumerate() {
+                    for row in part.row..part.row_end() {
+                        let to = (band * window.height + row - window.row) * window.width
+                            + part.col
+                            - window.col;
+                        let from =
+                            (inner * height + row - place.row) * width + part.col - place.col;
+                        samples.copy_from(to, block, from, part.width);
+                    }
+                }
+            }
+        }
+        Ok(samples)
+    }
+
+    /// One block, band after band.
+    fn decode(&self, file: TiffBytes<'_>, grid: &BlockGrid, index: usize) -> Result<Samples> {
+        let (at, length) = grid.extent(index);
+        let (width, height) = grid.stored_size(index);
+        let bands = grid.place(index).0.len();
+        let count = width * height * bands;
+        if length == 0 || at == 0 {
+            return Ok(Samples::filled(self.data_type, 0.0, count));
+        }
+        let expected = count * self.data_type.bytes();
+        let undecodable = |reason: &str| Error::Undecodable {
+            path: file.path.to_owned(),
+            block: grid.describe(index),
+            reason: reason.to_owned(),
+        };
+        if length > expected as u64 * PACKED_RATIO + PACKED_SLACK {
+            return Err(undecodable("deflate: far more bytes than its pixels take"));
+        }
+        let packed = file
+            .tiff
+            .source()
+            .read_exact_at(at, length as usize)
+            .map_err(|e| decode_error(file.path, file.stored, Some(grid), e))?;
+        SCRATCH.with_borrow_mut(|scratch| {
+            if scratch.len() < expected + SPARE {
+                scratch.resize(expected + SPARE, 0);
+            }
+            let mut inflate = Decompress::new(true);
+            let status = inflate
+                .decompress(
+                    &packed,
+                    &mut scratch[..expected + SPARE],
+                    FlushDecompress::Finish,
+                )
+                .map_err(|_| undecodable("deflate: corrupt stream"))?;
+            let made = inflate.total_out() as usize;
+            // A writer may have filled up its last block; what is beyond the pixels is of no use.
+            let whole = match status {
+                Status::StreamEnd => made >= expected,
+                Status::Ok | Status::BufError => made == expected + SPARE,
+            };
+            if !whole {
+                return Err(undecodable("deflate: the stream ends early"));
+            }
+            let samples = Samples::from_interleaved(
+                self.data_type,
+                &scratch[..expected],
+                Interleaved {
+                    bands,
+                    differences: self.differences.then_some(width),
+                },
+            );
+            if scratch.len() > KEPT_SCRATCH {
+                *scratch = Vec::new();
+            }
+            Ok(samples)
+        })
+    }
+}
