@@ -10,7 +10,7 @@ use std::process::Command;
 
 use serde::{Deserialize, Serialize};
 use terrashard_trainer::config::{Config, Device};
-use terrashard_trainer::evaluation;
+use terrashard_trainer::evaluation::{self, TestOptions};
 use terrashard_trainer::record::Display;
 use terrashard_trainer::run_directory::RunDirectory;
 use terrashard_trainer::training::{self, FitOptions};
@@ -216,7 +216,16 @@ pub fn run_one(config: &Path, run: &Path) -> Result<BranchRow, Error> {
         .zip(started)
         .map(|(peak, started)| peak.saturating_sub(started));
     let computed = before.zip(memory::cpu_seconds());
-    let tested = evaluation::test(&config, run.root(), Device::Cpu, 1, Display::Quiet)?;
+    let tested = evaluation::test(
+        &config,
+        run.root(),
+        &TestOptions {
+            device: Device::Cpu,
+            ranks: 1,
+            memory: None,
+            display: Display::Quiet,
+        },
+    )?;
     let image = tested.image.as_ref();
     let mut seconds: Vec<f64> = steps.iter().map(|step| step.seconds).collect();
     seconds.sort_by(f64::total_cmp);

@@ -13,6 +13,7 @@ mod error;
 mod libtorch;
 mod mpi;
 mod parity;
+mod scene;
 mod step;
 mod test;
 mod tidy;
@@ -48,6 +49,8 @@ enum Command {
     Mpi(mpi::Args),
     /// Sets LibTorch up in `target/libtorch` and prints the environment to use, for `eval`. Needs Python with pip.
     Libtorch(libtorch::Args),
+    /// Makes a scene of any size of the shipped one, by mirroring it.
+    Scene(scene::Args),
     /// Benchmarks.
     Bench(bench::Args),
 }
@@ -62,6 +65,7 @@ fn main() -> ExitCode {
         Command::Parity(args) => parity::run(&args),
         Command::Mpi(args) => mpi::run(&args),
         Command::Libtorch(args) => libtorch::run(&args),
+        Command::Scene(args) => scene::run(&args),
         Command::Bench(args) => bench::run(&args),
     };
     match result {

@@ -4,13 +4,16 @@
 
 use terrashard_raster::Window;
 
-use crate::{Band, BandSelection, Confusion, Error, IGNORE, Result, Scene, shore};
+use crate::{Band, BandSelection, Confusion, Error, IGNORE, Result, Scene, crop, shore};
 
 /// NDWI above which a pixel is taken for water.
 pub const THRESHOLD: f32 = -0.04;
 
 /// Width of the shore zone in mask pixels: 10 m in a mask of 2 m.
 pub const SHORE_STEPS: usize = 5;
+
+/// Side of the parts in image pixels that a region is scored in.
+const PART: usize = 256;
 
 /// How NDWI at image pixels becomes a map at mask pixels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,15 +40,78 @@ impl Score {
     /// Both `[height, width]`, the width given.
     pub fn of(map: &[u8], mask: &[u8], width: usize) -> Self {
         let mut score = Self::default();
-        score.all.add_masks(map, mask, 1, None);
-        score.shore.add_masks(
+        score.add(
             map,
-            mask,
-            1,
-            Some(&shore::zone(mask, width, 1, SHORE_STEPS)),
+            &Truth {
+                shore: shore::zone(mask, width, 1, SHORE_STEPS),
+                labels: mask.to_vec(),
+            },
         );
         score
     }
+
+    /// Counts the map of one more window.
+    ///
+    /// # Shapes
+    /// `map`: that of the truth.
+    pub fn add(&mut self, map: &[u8], truth: &Truth) {
+        self.all.add_masks(map, &truth.labels, 1, None);
+        self.shore
+            .add_masks(map, &truth.labels, 1, Some(&truth.shore));
+    }
+
+    /// Adds the counts of another part.
+    pub fn merge(&mut self, other: &Self) {
+        self.all.merge(&other.all);
+        self.shore.merge(&other.shore);
+    }
+}
+
+/// What maps of a window are counted against.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Truth {
+    /// The mask, `[window.height * scale, window.width * scale]`.
+    pub labels: Vec<u8>,
+    /// The [`shore`] zone, of the same shape.
+    pub shore: Vec<bool>,
+}
+
+impl Truth {
+    /// That of a window of a region, which is read with the pixels around that its shore depends on: windows that cover a region
+    /// once are counted as the whole region is.
+    ///
+    /// # Errors
+    /// Those of [`Scene::labels`].
+    pub fn read(scene: &Scene, region: Window, window: Window) -> Result<Self> {
+        let scale = scene.scale();
+        let around = grown(window, SHORE_STEPS.div_ceil(scale), region);
+        let fine = around.scaled(scale);
+        let labels = scene.labels(around)?;
+        let zone = shore::zone(&labels, fine.width, 1, SHORE_STEPS);
+        let part = inside(window, around).scaled(scale);
+        let size = (fine.width, fine.height);
+        Ok(Self {
+            labels: crop(&labels, size, part),
+            shore: crop(&zone, size, part),
+        })
+    }
+}
+
+/// A window with `margin` more pixels on each side, as far as the region goes.
+fn grown(window: Window, margin: usize, region: Window) -> Window {
+    let (left, top) = (
+        window.col.saturating_sub(margin).max(region.col),
+        window.row.saturating_sub(margin).max(region.row),
+    );
+    let right = (window.col_end() + margin).min(region.col_end());
+    let bottom = (window.row_end() + margin).min(region.row_end());
+    Window::new(left, top, right - left, bottom - top)
+}
+
+/// A window counted from the corner of the one around it.
+fn inside(window: Window, around: Window) -> Window {
+    let (col, row) = (window.col - around.col, window.row - around.row);
+    Window::new(col, row, window.width, window.height)
 }
 
 /// The water map of a window by [`THRESHOLD`]: 1 water, 0 other, [`IGNORE`] where the image has no data.
@@ -134,20 +200,38 @@ fn bilinear(values: &[f32], size: (usize, usize), scale: usize, col: usize, row:
     line(top) * (1.0 - down) + line(bottom) * down
 }
 
-/// The score of the baseline on a window of a scene. Holds the window's mask in memory.
+/// The score of the baseline on a region of a scene, part by part.
 ///
 /// # Errors
 /// Those of [`ndwi_water`] and [`Scene::labels`].
-pub fn score(scene: &Scene, window: Window, upsampling: Upsampling) -> Result<Score> {
+pub fn score(scene: &Scene, region: Window, upsampling: Upsampling) -> Result<Score> {
     if !scene.has_mask() {
         return Err(Error::NoMask {
             image: scene.image().path().to_owned(),
         });
     }
-    let map = ndwi_water(scene, window, upsampling)?;
-    Ok(Score::of(
-        &map,
-        &scene.labels(window)?,
-        window.width * scene.scale(),
-    ))
+    let scale = scene.scale();
+    let mut score = Score::default();
+    for part in parts(region) {
+        // Beside the part lies what its outer pixels are interpolated with.
+        let around = grown(part, 1, region);
+        let map = ndwi_water(scene, around, upsampling)?;
+        let fine = around.scaled(scale);
+        let size = (fine.width, fine.height);
+        let map = crop(&map, size, inside(part, around).scaled(scale));
+        score.add(&map, &Truth::read(scene, region, part)?);
+    }
+    Ok(score)
+}
+
+/// Parts that cover a region once.
+fn parts(region: Window) -> impl Iterator<Item = Window> {
+    (region.row..region.row_end())
+        .step_by(PART)
+        .flat_map(move |row| {
+            let height = PART.min(region.row_end() - row);
+            (region.col..region.col_end())
+                .step_by(PART)
+                .map(move |col| Window::new(col, row, PART.min(region.col_end() - col), height))
+        })
 }

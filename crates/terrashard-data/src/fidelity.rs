@@ -69,6 +69,9 @@ struct Row {
 }
 
 impl Comparison {
+    /// Bytes that are kept for each column and band.
+    pub const ROW_BYTES: usize = SIDE * (size_of::<[f64; 5]>() + 1);
+
     /// Of images of this width with this many bands.
     pub fn new(width: usize, bands: usize) -> Self {
         let mut weights = std::array::from_fn(|at| {

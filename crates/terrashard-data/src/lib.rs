@@ -2,7 +2,7 @@
 //!
 //! - in: [`Scene`] (an image and, on a finer grid, a mask and perhaps a high-resolution image), [`Region`] and [`Split`], [`tile`], [`Chips`] (samples by
 //!   [`Selection`], augmented), [`Batch`], [`Loader`] (prepared ahead, by rank);
-//! - out: [`Mosaic`] (overlapping windows blended row by row, written as they are complete);
+//! - out: [`Mosaic`] (overlapping windows blended, each giving back the [`Block`] that it completes);
 //! - beside them: [`Confusion`] and [`ConfusionMatrix`], the [`shore`] zone, [`Fidelity`] of images, and the baselines: NDWI
 //!   ([`baseline`]) and [`bicubic`] enlargement.
 //!
@@ -26,6 +26,7 @@
 mod bands;
 pub mod baseline;
 pub mod bicubic;
+mod block;
 mod chips;
 mod confusion;
 mod confusion_matrix;
@@ -35,9 +36,9 @@ mod fine_grid;
 mod loader;
 mod mosaic;
 mod orientation;
+mod outlines;
 mod planes;
 mod region;
-mod rows;
 mod scaling;
 mod scene;
 mod selection;
@@ -46,6 +47,7 @@ mod target;
 mod tiling;
 
 pub use bands::{Band, BandSelection};
+pub use block::{Block, PROBABILITY_STEPS, image_spec, prediction_spec};
 pub use chips::{Augmentation, Batch, Chip, ChipOptions, Chips};
 pub use confusion::Confusion;
 pub use confusion_matrix::ConfusionMatrix;
@@ -55,9 +57,9 @@ pub use fine_grid::Fine;
 pub use loader::{Loader, LoaderOptions, MicroBatch};
 pub use mosaic::Mosaic;
 pub use orientation::Orientation;
+pub use outlines::{Area, Outlines};
 pub use planes::{crop, mirror_pad};
 pub use region::{Region, Split, SplitWindows};
-pub use rows::{Rows, image_spec, prediction_spec};
 pub use scaling::Scaling;
 pub use scene::{IGNORE, Patch, Scene, SceneOptions};
 pub use selection::{Balance, ChipReport, Selection};

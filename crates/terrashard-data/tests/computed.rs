@@ -453,13 +453,12 @@ fn a_prediction_lies_exactly_on_its_scene() {
                     (0..window.width * 5).map(move |c| if row(r)[c / 5] > 2.0 { 0.9 } else { 0.1 })
                 })
                 .collect();
-            if let Some(rows) = mosaic
+            let block = mosaic
                 .add_valid(window, &values, &patch.valid)
                 .expect("its own window")
-            {
-                sink.write(&rows.classes(0.5).expect("filled"))
-                    .expect("in order");
-            }
+                .expect("a block for each window");
+            sink.write(&block.classes(0.5).expect("filled"))
+                .expect("in order");
         }
         Box::new(sink).finish().expect("complete");
 

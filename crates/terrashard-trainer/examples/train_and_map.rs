@@ -2,11 +2,12 @@
 
 use std::path::Path;
 
+use terrashard_trainer::Result;
 use terrashard_trainer::config::{Config, Device};
+use terrashard_trainer::evaluation::{self, TestOptions};
 use terrashard_trainer::record::Display;
 use terrashard_trainer::run_directory::RunDirectory;
 use terrashard_trainer::training::{FitOptions, Fitted, fit};
-use terrashard_trainer::{Result, evaluation};
 
 fn main() -> Result<()> {
     let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
@@ -36,7 +37,16 @@ fn main() -> Result<()> {
         );
     }
 
-    let test = evaluation::test(&config, run.root(), Device::Cpu, 2, Display::Auto)?;
+    let test = evaluation::test(
+        &config,
+        run.root(),
+        &TestOptions {
+            device: Device::Cpu,
+            ranks: 2,
+            memory: None,
+            display: Display::Auto,
+        },
+    )?;
     println!(
         "IoU {:.3}, near the shore {:.3}",
         test.scores.iou.unwrap_or(0.0),

@@ -9,6 +9,7 @@ use terrashard_models::Origin;
 
 use crate::config::Device;
 use crate::error::Result;
+use crate::prediction::ProbabilityType;
 
 /// Trains, tests and runs Sentinel-2 super-resolution segmentation models on sharded model states.
 #[derive(Debug, Parser)]
@@ -34,7 +35,7 @@ pub enum Command {
         "ZeRO stage: at 3 each rank holds a shard of the weights, below all share one copy"
     )))]
     Test(TestArguments),
-    /// Map whole scenes: one GeoTIFF of classes for each input.
+    /// Map whole scenes: GeoTIFFs of classes, probabilities or the super-resolved image for each input.
     Predict(PredictArguments),
     /// Tell what each ZeRO stage takes and sends on a rank; nothing is allocated and no scene is read.
     Plan(PlanArguments),
@@ -179,6 +180,9 @@ pub struct TestArguments {
     /// Run directory, checkpoint, or exported file [default: the run directory of the configuration's name]
     #[arg(long, value_name = "RUN_OR_FILE")]
     pub checkpoint: Option<PathBuf>,
+    /// Memory to stay below, for example 1GiB [default: no limit]
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    pub memory: Option<u64>,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub flags: ConfigFlags,
@@ -196,9 +200,15 @@ pub struct PredictArguments {
     /// Scenes, GeoTIFF
     #[arg(value_name = "IN")]
     pub inputs: Vec<PathBuf>,
-    /// Output file, or a folder for several inputs
+    /// Map of classes: a file, or a folder for several inputs
     #[arg(short, long, value_name = "OUT")]
-    pub output: PathBuf,
+    pub output: Option<PathBuf>,
+    /// Write the probabilities: a file, or a folder for several inputs
+    #[arg(long, value_name = "OUT")]
+    pub probability: Option<PathBuf>,
+    /// How probabilities are stored
+    #[arg(long, value_enum, default_value = "u8")]
+    pub probability_type: ProbabilityType,
     /// Write the super-resolved image too, reflectance in float32, of a model with the branch: a file, or a folder for several inputs
     #[arg(long, value_name = "OUT")]
     pub image: Option<PathBuf>,
@@ -208,9 +218,15 @@ pub struct PredictArguments {
     /// Memory to stay below, for example 1GiB [default: no limit]
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     pub memory: Option<u64>,
+    /// Side of the windows in pixels of the image [default: the checkpoint's `data.tile`]
+    #[arg(long, value_name = "PX")]
+    pub tile: Option<usize>,
     /// Pixels of the image that neighbouring windows share [default: the checkpoint's `data.overlap`]
     #[arg(long, value_name = "PX")]
     pub overlap: Option<usize>,
+    /// Digital number that means "no data" [default: the checkpoint's `data.nodata`, else what a scene declares]
+    #[arg(long, value_name = "DN", allow_negative_numbers = true)]
+    pub nodata: Option<f64>,
     /// One scene from files of single bands: `B02=a.tif,B03=b.tif:1`
     #[arg(long, value_name = "NAME=FILE[:BAND]", value_delimiter = ',')]
     pub bands: Vec<String>,

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use terrashard_raster::{DataType, Metadata, Raster, RasterSource, Samples, Window};
+use terrashard_raster::{DataType, Metadata, Raster, RasterSource, ReadLimits, Samples, Window};
 
 use crate::error::{Error, Result};
 
@@ -42,15 +42,19 @@ impl FromStr for BandFile {
     }
 }
 
-/// Puts bands together that lie on one grid.
+/// Puts bands together that lie on one grid. The limits are shared by all files.
 ///
 /// # Errors
 /// [`Error::Raster`] where a file cannot be read, [`Error::InvalidValue`] where a file lacks the band or differs from the first in
 /// size, ground or nodata value.
-pub fn open(bands: &[BandFile]) -> Result<Box<dyn RasterSource>> {
+pub fn open(bands: &[BandFile], limits: ReadLimits) -> Result<Box<dyn RasterSource>> {
+    let limits = ReadLimits {
+        cache_bytes: limits.cache_bytes / bands.len().max(1),
+        ..limits
+    };
     let sources = bands
         .iter()
-        .map(|band| Ok(terrashard_raster::open(&band.path)?))
+        .map(|band| Ok(terrashard_raster::open_with(&band.path, limits)?))
         .collect::<Result<Vec<_>>>()?;
     let first = sources
         .first()
@@ -173,7 +177,7 @@ mod tests {
             band,
         };
 
-        let stack = open(&[band(&second, 2), band(&first, 1)]).unwrap();
+        let stack = open(&[band(&second, 2), band(&first, 1)], ReadLimits::default()).unwrap();
         assert_eq!(
             stack.metadata().descriptions,
             [Some("B2".to_string()), Some("B1".to_string())]
@@ -184,14 +188,16 @@ mod tests {
             Samples::F32(vec![7.0, 60_000.0, 1.0, 2.0])
         );
 
-        let error = open(&[band(&first, 1), band(&wide, 1)])
+        let error = open(&[band(&first, 1), band(&wide, 1)], ReadLimits::default())
             .unwrap_err()
             .to_string();
         assert!(
             error.contains("c.tif") && error.contains("3 x 1 pixels"),
             "{error}"
         );
-        let error = open(&[band(&first, 3)]).unwrap_err().to_string();
+        let error = open(&[band(&first, 3)], ReadLimits::default())
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("got band 3, expected 1 to 2"), "{error}");
     }
 }

@@ -16,11 +16,12 @@ use crate::arguments::{
 use crate::config::{Config, Device, Ranks, Resume};
 use crate::console::{print, tell};
 use crate::error::{Error, Result};
+use crate::evaluation::TestOptions;
 use crate::export::Weights;
 use crate::import::{ImportOptions, Imported};
 use crate::launching::{self, LaunchOptions};
 use crate::planning::PlanOptions;
-use crate::prediction::PredictOptions;
+use crate::prediction::{Histogram, PredictOptions, Prediction};
 use crate::record::{Display, Scores, TestRecord, counted};
 use crate::run_directory::{RunDirectory, replace};
 use crate::sharding::Placement;
@@ -131,6 +132,7 @@ fn test(arguments: TestArguments) -> Result<()> {
     let TestArguments {
         config: path,
         checkpoint,
+        memory,
         flags,
         json,
         quiet,
@@ -141,9 +143,12 @@ fn test(arguments: TestArguments) -> Result<()> {
     let record = evaluation::test(
         &config,
         &checkpoint,
-        device,
-        threads(config.zero.ranks, device),
-        display(quiet),
+        &TestOptions {
+            device,
+            ranks: threads(config.zero.ranks, device),
+            memory,
+            display: display(quiet),
+        },
     )?;
     let run = RunDirectory::new(&checkpoint);
     if run.config().is_file() {
@@ -217,10 +222,14 @@ fn predict(arguments: PredictArguments) -> Result<()> {
     let PredictArguments {
         inputs,
         output,
+        probability,
+        probability_type,
         image,
         checkpoint,
         memory,
+        tile,
         overlap,
+        nodata,
         bands,
         ranks,
         stage,
@@ -234,8 +243,10 @@ fn predict(arguments: PredictArguments) -> Result<()> {
     if offload && stage != Stage::Three {
         return Err(Error::invalid("--offload", true, "`--stage 3` beside it"));
     }
-    if ranks == Some(0) {
-        return Err(Error::invalid("--ranks", 0, "at least 1"));
+    for (flag, value) in [("--ranks", ranks), ("--tile", tile)] {
+        if value == Some(0) {
+            return Err(Error::invalid(flag, 0, "at least 1"));
+        }
     }
     let parse = |text: &String| {
         text.parse()
@@ -245,10 +256,14 @@ fn predict(arguments: PredictArguments) -> Result<()> {
         inputs,
         bands: bands.iter().map(parse).collect::<Result<_>>()?,
         output,
+        probability,
+        probability_type,
         image,
         checkpoint,
         memory,
         overlap,
+        tile,
+        nodata,
         device,
         ranks: threads(ranks.map_or(Ranks::Auto, Ranks::Count), device),
         placement: Placement {
@@ -260,11 +275,31 @@ fn predict(arguments: PredictArguments) -> Result<()> {
         display: display(quiet),
     };
     let predicted = prediction::predict(&options)?;
-    let files = predicted.files.iter().chain(&predicted.images);
+    for warning in &predicted.warnings {
+        tell(&format!("warning: {warning}"));
+    }
     print(&match json {
         true => document(&predicted),
-        false => files.map(|file| format!("{}\n", file.display())).collect(),
+        false => prediction_table(&predicted),
     })
+}
+
+/// The files, and what the classes' shares are for each scene.
+fn prediction_table(predicted: &Prediction) -> String {
+    let Prediction {
+        files,
+        probabilities,
+        images,
+        classes,
+        ..
+    } = predicted;
+    let line = |file: &PathBuf| format!("{}\n", file.display());
+    let scene = |(index, histogram): (usize, &Histogram)| {
+        let of_scene = [files, probabilities, images].map(|files| files.get(index));
+        let lines: String = of_scene.into_iter().flatten().map(line).collect();
+        format!("{lines}  {}\n", histogram.line())
+    };
+    classes.iter().enumerate().map(scene).collect()
 }
 
 fn plan(arguments: &PlanArguments) -> Result<()> {
@@ -422,11 +457,11 @@ fn display(quiet: bool) -> Display {
 }
 
 /// Threads for windows, which are independent of each other: as many as asked for, or one for each core. A GPU needs no more
-/// than one that tells it what to do.
+/// than one that tells it what to do, so there is one for each.
 fn threads(ranks: Ranks, device: Device) -> usize {
     match (ranks, device) {
         (Ranks::Count(count), _) => count,
-        (Ranks::Auto, Device::Cuda) => 1,
+        (Ranks::Auto, Device::Cuda) => device.gpus().max(1),
         (Ranks::Auto, _) => thread::available_parallelism().map_or(1, usize::from),
     }
 }

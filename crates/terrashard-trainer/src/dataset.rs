@@ -23,7 +23,7 @@ impl Dataset {
     /// # Errors
     /// [`crate::Error::Data`].
     pub fn open(config: &Config) -> Result<Self> {
-        Self::read(config, |scene, _| Ok(scene))
+        Self::read(config, Keep::Decoded, |scene, _| Ok(scene))
     }
 
     /// The same with the images at high resolution, for a model with a branch for them.
@@ -31,29 +31,33 @@ impl Dataset {
     /// # Errors
     /// [`crate::Error::Data`]; [`Error::InvalidValue`] for a scene that names no such image.
     pub fn open_with_targets(config: &Config) -> Result<Self> {
-        let highres = &config.data.highres;
-        let options = TargetOptions {
-            bands: BandSelection::Pick(highres.bands.clone()),
-            scaling: highres.scaling.clone(),
-            nodata: highres.nodata,
-        };
-        Self::read(config, |scene, entry| {
-            let Some(path) = &entry.highres else {
-                return Err(Error::invalid(
-                    "data.scenes",
-                    format!("{} without `highres`", entry.image.display()),
-                    "`highres = \"scene_2m.tif\"` beside it, since `model.superres = true` learns that image; \
-                     or set `model.superres = false`",
-                ));
-            };
-            let target = Box::new(terrashard_raster::open(path)?);
-            Ok(scene.with_target(target, &options)?)
+        Self::read(config, Keep::Decoded, |scene, entry| {
+            with_target(config, scene, entry)
+        })
+    }
+
+    /// As [`Dataset::open`], each window read from the files when it is asked for.
+    ///
+    /// # Errors
+    /// [`crate::Error::Data`].
+    pub fn stream(config: &Config) -> Result<Self> {
+        Self::read(config, Keep::Nothing, |scene, _| Ok(scene))
+    }
+
+    /// As [`Dataset::open_with_targets`], each window read from the files when it is asked for.
+    ///
+    /// # Errors
+    /// As [`Dataset::open_with_targets`].
+    pub fn stream_with_targets(config: &Config) -> Result<Self> {
+        Self::read(config, Keep::Nothing, |scene, entry| {
+            with_target(config, scene, entry)
         })
     }
 
     /// Opens every scene, and completes it.
     fn read(
         config: &Config,
+        keep: Keep,
         complete: impl Fn(Scene, &SceneEntry) -> Result<Scene>,
     ) -> Result<Self> {
         let data = &config.data;
@@ -63,6 +67,13 @@ impl Dataset {
             &data.scaling,
             data.nodata,
         );
+        let options = match keep {
+            Keep::Decoded => options,
+            Keep::Nothing => SceneOptions {
+                cache_bytes: 0,
+                ..options
+            },
+        };
         let split = Split {
             train: data.train,
             validation: None,
@@ -110,6 +121,35 @@ impl Dataset {
             .iter()
             .map(|(scene, windows)| (scene.clone(), windows.test))
     }
+}
+
+/// What is kept of a scene between two windows.
+#[derive(Debug, Clone, Copy)]
+enum Keep {
+    /// All of it, where it is not too large.
+    Decoded,
+    /// What the readers of its files keep.
+    Nothing,
+}
+
+/// A scene with the image at high resolution that its entry names.
+fn with_target(config: &Config, scene: Scene, entry: &SceneEntry) -> Result<Scene> {
+    let highres = &config.data.highres;
+    let options = TargetOptions {
+        bands: BandSelection::Pick(highres.bands.clone()),
+        scaling: highres.scaling.clone(),
+        nodata: highres.nodata,
+    };
+    let Some(path) = &entry.highres else {
+        return Err(Error::invalid(
+            "data.scenes",
+            format!("{} without `highres`", entry.image.display()),
+            "`highres = \"scene_2m.tif\"` beside it, since `model.superres = true` learns that image; \
+             or set `model.superres = false`",
+        ));
+    };
+    let target = Box::new(terrashard_raster::open(path)?);
+    Ok(scene.with_target(target, &options)?)
 }
 
 /// How scenes are read for a model.

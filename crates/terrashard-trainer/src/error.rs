@@ -109,6 +109,12 @@ pub enum Error {
         /// The run directory.
         path: PathBuf,
     },
+    /// Another process writes the same output.
+    #[error("failed to write {}: another `predict` is writing it; wait for it or choose another output", path.display())]
+    OutputBusy {
+        /// The output.
+        path: PathBuf,
+    },
     /// The three batch settings contradict each other.
     #[error(
         "failed to use `train.global_batch`, `train.micro_batch`, `train.accumulate` on {}: {reason}; \

@@ -4,19 +4,35 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use terrashard_data::baseline::{self, Score, Upsampling};
-use terrashard_data::{BandSelection, Comparison, ConfusionMatrix, Fidelity, Rows, Scene, bicubic};
+use terrashard_data::baseline::{self, Score, Truth, Upsampling};
+use terrashard_data::{
+    BandSelection, Block, Comparison, ConfusionMatrix, Fidelity, Scene, bicubic,
+};
 use terrashard_layout::Offload;
-use terrashard_raster::{Samples, Window};
+use terrashard_raster::{ReadLimits, Samples, Window};
 
-use crate::config::{Arithmetic, Band, Config, Device, HighresSection};
+use crate::config::{Band, Config, Device, HighresSection};
 use crate::dataset::Dataset;
 use crate::error::{Error, Result};
+use crate::footprint::Request;
 use crate::mapping::{Layers, Mapping, Receive};
 use crate::record::{ClassScores, Display, ImageScores, Progress, Scores, TestRecord};
 use crate::sharding::{Placement, Weights};
 use crate::trained_model::TrainedModel;
 use crate::training::same_scenes;
+
+/// How a test is run.
+#[derive(Debug, Clone, Copy)]
+pub struct TestOptions {
+    /// Where tensors are.
+    pub device: Device,
+    /// Ranks, each a thread.
+    pub ranks: usize,
+    /// Bytes that the process stays below; none sets no limit.
+    pub memory: Option<u64>,
+    /// How progress is shown.
+    pub display: Display,
+}
 
 /// Measures a checkpoint on the test regions of a configuration's scenes.
 ///
@@ -25,13 +41,13 @@ use crate::training::same_scenes;
 ///
 /// # Errors
 /// [`Error::NotSupported`], [`Error::Checkpoint`], [`Error::Data`], [`Error::InvalidValue`] if the model takes other input than the configuration gives.
-pub fn test(
-    config: &Config,
-    checkpoint: &Path,
-    device: Device,
-    ranks: usize,
-    display: Display,
-) -> Result<TestRecord> {
+pub fn test(config: &Config, checkpoint: &Path, options: &TestOptions) -> Result<TestRecord> {
+    let TestOptions {
+        device,
+        ranks,
+        memory,
+        display,
+    } = *options;
     let began = Instant::now();
     let trained = TrainedModel::open(checkpoint)?;
     let data = &config.data;
@@ -71,33 +87,35 @@ pub fn test(
     }
     let with_image =
         trained.model.superres && data.scenes.iter().all(|scene| scene.highres.is_some());
-    let dataset = match with_image {
-        true => {
-            check_highres(&trained, &data.highres, checkpoint)?;
-            Dataset::open_with_targets(config)?
-        }
-        false => Dataset::open(config)?,
+    if with_image {
+        check_highres(&trained, &data.highres, checkpoint)?;
+    }
+    let dataset = match (with_image, memory) {
+        (true, None) => Dataset::open_with_targets(config)?,
+        (false, None) => Dataset::open(config)?,
+        (true, Some(_)) => Dataset::stream_with_targets(config)?,
+        (false, Some(_)) => Dataset::stream(config)?,
     };
-    // Threads share the first GPU and the model on it.
-    let device = device.of_rank(0, ranks, Arithmetic::default())?;
+    let devices = device.of_ranks(ranks)?;
     let placement = Placement {
         stage: config.zero.stage,
         offload: config.zero.offload == Offload::Parameters,
         prefetch: config.zero.prefetch,
         persist_bytes: config.zero.persist_bytes,
     };
-    let weights = Weights::new(&trained, placement, &device)?;
-    let mapping = Mapping {
-        weights: &weights,
-        device: &device,
-        classes: trained.model.classes,
-        layers: match with_image {
-            true => Layers::ClassesAndImage,
-            false => Layers::Classes,
-        },
-        ranks,
+    let weights = Weights::new(&trained, placement, &devices)?;
+    let layers = match with_image {
+        true => Layers::ClassesAndImage,
+        false => Layers::Classes,
+    };
+    let request = Request {
+        model: &trained.model,
+        layers,
         tile: data.tile(),
         overlap: data.overlap,
+        ranks,
+        parameters: trained.parameter_bytes(device)?,
+        memory,
     };
     let several = trained.model.classes > 1;
     let mut ours = Score::default();
@@ -105,7 +123,17 @@ pub fn test(
     let mut matrix = ConfusionMatrix::new(trained.model.classes.max(2));
     let (mut image, mut enlarged) = (Fidelity::default(), Some(Fidelity::default()));
     for (scene, region) in dataset.test_regions() {
-        let labels = scene.labels(region)?;
+        let fit = request.fit(scene.metadata(), region, &|block| {
+            readers_bytes(&scene) + counted_bytes(&scene, region, block)
+        })?;
+        let mapping = Mapping {
+            weights: &weights,
+            classes: trained.model.classes,
+            layers,
+            ranks: fit.ranks,
+            tile: fit.tile,
+            overlap: data.overlap,
+        };
         let progress = Progress::new(
             display,
             "window",
@@ -116,9 +144,10 @@ pub fn test(
         let mut map = Map {
             scene: &scene,
             region,
-            classes: Vec::with_capacity(region.scaled(scene.scale()).pixels()),
             segmentation: trained.model.classes,
             threshold: trained.threshold as f32,
+            matrix: &mut matrix,
+            score: (!several).then_some(&mut ours),
             image: match scene.target_bands() {
                 Some(bands) if with_image => {
                     Some(Images::new(&scene, region, bands, &data.highres)?)
@@ -129,21 +158,15 @@ pub fn test(
         };
         mapping.run(&scene, region, &mut map)?;
         map.progress.finish();
-        matrix.add_masks(&map.classes, &labels);
-        if !several {
-            merge(
-                &mut ours,
-                &Score::of(&map.classes, &labels, region.width * scene.scale()),
-            );
-        }
+        let images = map.image;
         theirs = match (theirs, several) {
             (Some(mut sum), false) => ndwi(&scene, region)?.map(|score| {
-                merge(&mut sum, &score);
+                sum.merge(&score);
                 sum
             }),
             _ => None,
         };
-        if let Some(images) = map.image {
+        if let Some(images) = images {
             image.merge(&images.model.finish());
             enlarged = match (enlarged, images.bicubic) {
                 (Some(mut sum), Some((_, comparison))) => {
@@ -181,6 +204,21 @@ pub fn test(
         region: region(config, &trained),
         seconds: began.elapsed().as_secs_f64(),
     })
+}
+
+/// What the readers of a scene's files keep decoded.
+fn readers_bytes(scene: &Scene) -> u64 {
+    let files = 1 + usize::from(scene.has_mask()) + usize::from(scene.target_bands().is_some());
+    (files * ReadLimits::default().cache_bytes) as u64
+}
+
+/// What counting a block takes: its truth, and for images whole rows of both, of their enlargement and of their moments.
+fn counted_bytes(scene: &Scene, region: Window, (width, height): (usize, usize)) -> u64 {
+    let fine = scene.scale() * scene.scale();
+    let truth = 16 * width * height * fine;
+    let bands = scene.target_bands().unwrap_or(0);
+    let rows = region.width * (3 * 4 * height * fine + 2 * Comparison::ROW_BYTES * scene.scale());
+    (truth + bands * rows) as u64
 }
 
 /// Refuses to compare with images that are read otherwise than those that the branch has learned.
@@ -241,16 +279,21 @@ fn ndwi(scene: &Scene, region: Window) -> Result<Option<Score>> {
     }
 }
 
-fn merge(sum: &mut Score, part: &Score) {
-    sum.all.merge(&part.all);
-    sum.shore.merge(&part.shore);
-}
-
 /// Images of a region as they are compared with the one at high resolution.
 struct Images {
     model: Comparison,
     /// The image's bands that are enlarged, if they are known.
     bicubic: Option<(Vec<usize>, Comparison)>,
+    /// The model's image in the row of windows at hand: rows are compared over the whole width.
+    rows: Option<Strip>,
+}
+
+/// Rows of an image that fill up block by block.
+struct Strip {
+    /// Where the rows lie, in pixels of the image from the region's corner.
+    place: Window,
+    /// `[bands, rows, width]` on the fine grid.
+    values: Vec<f32>,
 }
 
 impl Images {
@@ -275,13 +318,41 @@ impl Images {
         Ok(Self {
             model: Comparison::new(width, bands),
             bicubic: places.map(|places| (places, Comparison::new(width, bands))),
+            rows: None,
         })
     }
 
-    /// Takes the next rows; `window` counts in pixels of the whole image.
-    fn add(&mut self, scene: &Scene, window: Window, values: &[f32]) -> Result<()> {
+    /// Takes the next block, which counts from the corner of the region.
+    fn add(&mut self, scene: &Scene, region: Window, block: &Block) -> Result<()> {
+        let Window { row, height, .. } = block.image;
+        let place = Window::new(0, row, region.width, height);
+        let fine = place.scaled(block.scale);
+        let strip = self.rows.get_or_insert_with(|| Strip {
+            place,
+            values: vec![0.0; block.channels * fine.pixels()],
+        });
+        let from = block.window();
+        for (channel, plane) in block.values.chunks_exact(from.pixels()).enumerate() {
+            for (row, line) in plane.chunks_exact(from.width).enumerate() {
+                let at = (channel * fine.height + row) * fine.width + from.col;
+                strip.values[at..at + from.width].copy_from_slice(line);
+            }
+        }
+        // Blocks come from left to right.
+        if block.image.col_end() < region.width {
+            return Ok(());
+        }
+        let Some(Strip { place, values }) = self.rows.take() else {
+            return Ok(());
+        };
+        let window = Window::new(
+            region.col,
+            region.row + place.row,
+            place.width,
+            place.height,
+        );
         let truth = scene.target(window)?;
-        self.model.add(values, &truth);
+        self.model.add(&values, &truth);
         if let Some((bands, comparison)) = &mut self.bicubic {
             comparison.add(&bicubic::enlarge(scene, bands, window)?, &truth);
         }
@@ -289,30 +360,48 @@ impl Images {
     }
 }
 
-/// The classes of a region, as they come.
+/// The map of a region, counted as it comes.
 struct Map<'a> {
     scene: &'a Scene,
     region: Window,
-    classes: Vec<u8>,
     /// Channels of the segmentation, which come first.
     segmentation: usize,
     threshold: f32,
+    matrix: &'a mut ConfusionMatrix,
+    /// With one class against the background.
+    score: Option<&'a mut Score>,
     image: Option<Images>,
     progress: Progress,
 }
 
 impl Receive for Map<'_> {
-    fn rows(&mut self, rows: Rows) -> Result<()> {
-        let classes = rows.of_channels(0..self.segmentation);
+    fn block(&mut self, block: Block, _zeros: u64) -> Result<()> {
+        let classes = block.of_channels(0..self.segmentation);
         let Samples::U8(classes) = classes.classes(self.threshold)?.into_samples() else {
             unreachable!("classes are bytes")
         };
-        self.classes.extend(classes);
+        let Window {
+            col,
+            row,
+            width,
+            height,
+        } = block.image;
+        let (col, row) = (self.region.col + col, self.region.row + row);
+        let window = Window::new(col, row, width, height);
+        match &mut self.score {
+            Some(score) => {
+                let truth = Truth::read(self.scene, self.region, window)?;
+                self.matrix.add_masks(&classes, &truth.labels);
+                score.add(&classes, &truth);
+            }
+            None => {
+                let labels = self.scene.labels(window)?;
+                self.matrix.add_masks(&classes, &labels);
+            }
+        }
         if let Some(images) = &mut self.image {
-            let Window { col, row, .. } = self.region;
-            let window = Window::new(col, row + rows.row, rows.width, rows.height);
-            let channels = self.segmentation..rows.channels;
-            images.add(self.scene, window, &rows.of_channels(channels).values)?;
+            let image = block.of_channels(self.segmentation..block.channels);
+            images.add(self.scene, self.region, &image)?;
         }
         Ok(())
     }

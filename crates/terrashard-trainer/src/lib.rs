@@ -34,6 +34,7 @@ pub mod dataset;
 mod error;
 pub mod evaluation;
 pub mod export;
+mod footprint;
 pub mod import;
 pub mod info;
 pub mod launching;

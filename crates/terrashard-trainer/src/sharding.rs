@@ -28,11 +28,18 @@ pub struct Placement {
     pub persist_bytes: usize,
 }
 
+/// A network with its weights, and the device that they are on.
+#[derive(Debug, Clone)]
+pub struct OnDevice {
+    pub(crate) network: S2s2Net,
+    pub(crate) device: Device,
+}
+
 /// A network's weights as a mapping uses them.
 #[derive(Debug)]
 pub enum Weights<'a> {
-    /// One copy for all ranks.
-    Whole(Box<S2s2Net>),
+    /// One copy on each device, for all ranks that compute there.
+    Whole(Vec<OnDevice>),
     /// A shard on each rank.
     Sharded(Sharding<'a>),
 }
@@ -42,13 +49,30 @@ impl<'a> Weights<'a> {
     ///
     /// # Errors
     /// [`crate::Error::Checkpoint`] if a tensor is missing, has another shape or is damaged; [`crate::Error::Model`].
-    pub fn new(trained: &'a TrainedModel, placement: Placement, device: &Device) -> Result<Self> {
+    ///
+    /// # Panics
+    /// Without a device.
+    pub fn new(
+        trained: &'a TrainedModel,
+        placement: Placement,
+        devices: &[Device],
+    ) -> Result<Self> {
+        assert!(!devices.is_empty(), "ranks compute somewhere");
         if placement.stage != Stage::Three {
-            return Ok(Weights::Whole(Box::new(trained.network(device)?)));
+            let copy = |device: &Device| {
+                Ok(OnDevice {
+                    network: trained.network(device)?,
+                    device: device.clone(),
+                })
+            };
+            return Ok(Weights::Whole(
+                devices.iter().map(copy).collect::<Result<_>>()?,
+            ));
         }
         Ok(Weights::Sharded(Sharding {
             trained,
             placement,
+            devices: devices.to_vec(),
             held: Mutex::default(),
         }))
     }
@@ -67,6 +91,8 @@ impl<'a> Weights<'a> {
 pub struct Sharding<'a> {
     trained: &'a TrainedModel,
     placement: Placement,
+    /// Those of the ranks, in turn.
+    devices: Vec<Device>,
     held: Mutex<HeldParameters>,
 }
 
@@ -88,11 +114,8 @@ impl Sharding<'_> {
     ///
     /// # Errors
     /// [`crate::Error::Checkpoint`] if a tensor is missing, has another shape or is damaged; [`crate::Error::Zero`].
-    pub(crate) fn rank(
-        &self,
-        communicator: Arc<dyn Communicator>,
-        device: &Device,
-    ) -> Result<RankShards> {
+    pub(crate) fn rank(&self, communicator: Arc<dyn Communicator>) -> Result<RankShards> {
+        let device = &self.devices[communicator.rank() % self.devices.len()];
         let network = self.trained.skeleton(device)?;
         let config = ZeroConfig {
             stage: Stage::Three,
@@ -128,6 +151,7 @@ impl Sharding<'_> {
         })?;
         Ok(RankShards {
             network,
+            device: device.clone(),
             parameters,
         })
     }
@@ -144,6 +168,7 @@ impl Sharding<'_> {
 #[derive(Debug)]
 pub(crate) struct RankShards {
     pub(crate) network: S2s2Net,
+    pub(crate) device: Device,
     pub(crate) parameters: ShardedParameters,
 }
 

@@ -7,7 +7,7 @@ use serde_json::{Map, json};
 use terrashard_checkpoint::{Checkpoint, ElementType, Kind, ModelDescription, Source, TensorSpec};
 use terrashard_models::{S2s2Net, assign, parameters};
 
-use crate::config::{Band, Config, HighresSection, ModelConfig, Scaling, SceneEntry};
+use crate::config::{self, Band, Config, HighresSection, ModelConfig, Scaling, SceneEntry};
 use crate::error::{Error, Result};
 use crate::training::TOOL;
 
@@ -121,6 +121,21 @@ impl TrainedModel {
                 .into_iter()
                 .collect::<Map<_, _>>(),
         }
+    }
+
+    /// Bytes of the weights where they take up the process's memory: not on a GPU.
+    ///
+    /// # Errors
+    /// [`Error::Model`].
+    pub(crate) fn parameter_bytes(&self, device: config::Device) -> Result<u64> {
+        if device == config::Device::Cuda {
+            return Ok(0);
+        }
+        let shapes = parameters(&self.model.init(&Device::flex())?);
+        let elements = shapes
+            .iter()
+            .map(|(_, shape)| shape.iter().product::<usize>());
+        Ok(4 * elements.sum::<usize>() as u64)
     }
 
     /// The network without weights, with its running statistics; all weights are there to be read.

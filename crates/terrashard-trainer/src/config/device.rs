@@ -80,6 +80,17 @@ impl Device {
             }
         })
     }
+
+    /// Where `ranks` ranks of this process compute that need nothing of each other: each GPU of those that are there, or the
+    /// processor. Ranks take them in turn.
+    ///
+    /// # Errors
+    /// As [`Device::of_rank`].
+    pub fn of_ranks(self, ranks: usize) -> Result<Vec<tensor::Device>> {
+        let devices = self.gpus().clamp(1, ranks.max(1));
+        let device = |rank| self.of_rank(rank, ranks, Arithmetic::default());
+        (0..devices).map(device).collect()
+    }
 }
 
 #[cfg(feature = "tch")]

@@ -14,4 +14,5 @@ mod reports;
 mod resume;
 mod rules;
 mod scenario;
+mod scenes;
 mod settings;

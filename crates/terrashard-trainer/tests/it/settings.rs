@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 use terrashard_checkpoint::{Checkpoint, Kind, Source};
 use terrashard_trainer::config::{Config, Device};
-use terrashard_trainer::evaluation;
+use terrashard_trainer::evaluation::{self, TestOptions};
 use terrashard_trainer::record::Display;
 use terrashard_trainer::training::verification::verify;
 
@@ -217,9 +217,18 @@ fn sharded_weights_test_and_predict_as_whole_ones() {
     let tested = |settings: &[&str], ranks| {
         let config = config(&scenario, settings);
         let run = scenario.path("run");
-        evaluation::test(&config, &run, Device::Cpu, ranks, Display::Quiet)
-            .unwrap()
-            .scores
+        evaluation::test(
+            &config,
+            &run,
+            &TestOptions {
+                device: Device::Cpu,
+                ranks,
+                memory: None,
+                display: Display::Quiet,
+            },
+        )
+        .unwrap()
+        .scores
     };
     let whole = tested(&[], 1);
     assert!(whole.iou.is_some());

@@ -1,35 +1,34 @@
-//! Finished rows of a map, and what they are written as.
+//! A finished part of a map, and what it is written as.
 
 use terrashard_raster::{DataType, Metadata, Raster, RasterSpec, Samples, Window};
 
 use crate::{IGNORE, Result};
 
-/// Final rows of a mosaic.
+/// What stands for probability 1 in a map of probabilities in bytes; [`IGNORE`] stands for no data.
+pub const PROBABILITY_STEPS: u8 = 200;
+
+/// A final part of a mosaic.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Rows {
-    /// The first image row.
-    pub row: usize,
-    /// Image rows.
-    pub height: usize,
-    /// Image columns: those of the scene.
-    pub width: usize,
+pub struct Block {
+    /// Where it lies, in pixels of the image.
+    pub image: Window,
     /// Map pixels per image pixel along one side.
     pub scale: usize,
     /// Channels.
     pub channels: usize,
-    /// Blended values, `[channels, height * scale, width * scale]`.
+    /// Blended values, `[channels, image.height * scale, image.width * scale]`.
     pub values: Vec<f32>,
-    /// Which image pixels have data, `[height, width]`.
+    /// Which image pixels have data, `[image.height, image.width]`.
     pub valid: Vec<bool>,
 }
 
-impl Rows {
-    /// Where the rows lie in the map.
+impl Block {
+    /// Where the block lies in the map.
     pub const fn window(&self) -> Window {
-        Window::new(0, self.row, self.width, self.height).scaled(self.scale)
+        self.image.scaled(self.scale)
     }
 
-    /// The same rows with these of the channels alone.
+    /// The same block with these of the channels alone.
     ///
     /// # Panics
     /// Where there are fewer channels.
@@ -62,11 +61,8 @@ impl Rows {
                 ) as u8
             }
         };
-        Ok(Raster::new(
-            self.window(),
-            1,
-            Samples::U8((0..pixels).map(class).collect()),
-        )?)
+        let classes = (0..pixels).map(class).collect();
+        Ok(Raster::new(self.window(), 1, Samples::U8(classes))?)
     }
 
     /// The blended values, NaN where the image has no data.
@@ -87,10 +83,29 @@ impl Rows {
         )?)
     }
 
-    /// Whether the image has data under a map pixel of these rows.
+    /// The blended values, probabilities from 0 to 1, as the nearest of [`PROBABILITY_STEPS`] steps; [`IGNORE`] where the image
+    /// has no data or a value is NaN.
+    pub fn probability_steps(&self) -> Result<Raster> {
+        let pixels = self.window().pixels();
+        let step = |(at, &v): (usize, &f32)| {
+            if v.is_nan() || !self.has_data(at % pixels) {
+                IGNORE
+            } else {
+                (v.clamp(0.0, 1.0) * f32::from(PROBABILITY_STEPS)).round() as u8
+            }
+        };
+        let steps = self.values.iter().enumerate().map(step).collect();
+        Ok(Raster::new(
+            self.window(),
+            self.channels,
+            Samples::U8(steps),
+        )?)
+    }
+
+    /// Whether the image has data under a map pixel of the block.
     fn has_data(&self, at: usize) -> bool {
-        let line = self.width * self.scale;
-        self.valid[at / line / self.scale * self.width + at % line / self.scale]
+        let line = self.image.width * self.scale;
+        self.valid[at / line / self.scale * self.image.width + at % line / self.scale]
     }
 }
 
@@ -126,31 +141,35 @@ mod tests {
             .map(|i| if i == 5 { f32::NAN } else { i as f32 / 16.0 })
             .collect();
         let valid = [true, false, true, true];
-        let rows = mosaic
+        let block = mosaic
             .add_valid(Window::new(0, 0, 2, 2), &values, &valid)
             .expect("its own")
             .expect("complete");
-        let classes = rows.classes(0.5).expect("filled");
+        let classes = block.classes(0.5).expect("filled");
         assert_eq!(
             classes.samples(),
             &Samples::U8(vec![
                 0, 0, 255, 255, 0, 255, 255, 255, 0, 1, 1, 1, 1, 1, 1, 1
             ])
         );
-        let values = rows.values().expect("filled");
+        let values = block.values().expect("filled");
         assert!(values.at(0, 2, 0).is_nan() && values.at(0, 1, 3) == 13.0 / 16.0);
+        let steps = block.probability_steps().expect("filled");
+        // 13 / 16 of 200 is 162.5.
+        assert_eq!([steps.at(0, 2, 0), steps.at(0, 1, 3)], [255.0, 163.0]);
+        assert_eq!([steps.at(0, 0, 0), steps.at(0, 1, 1)], [0.0, 255.0]);
     }
 
     #[test]
     fn of_several_classes_the_largest_wins() {
         let mut mosaic = Mosaic::new(2, 1, 2, 0, 1).expect("sound").with_channels(3);
         let values = [0.2, 0.4, 0.5, 0.4, 0.3, 0.2];
-        let rows = mosaic
+        let block = mosaic
             .add(Window::new(0, 0, 2, 1), &values)
             .expect("its own")
             .expect("complete");
         assert_eq!(
-            rows.classes(0.5).expect("filled").samples(),
+            block.classes(0.5).expect("filled").samples(),
             &Samples::U8(vec![1, 0])
         );
     }

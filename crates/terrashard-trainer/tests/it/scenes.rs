@@ -1,0 +1,509 @@
+//! Whole scenes: what users of other tools ran into, each named by its number in the list of their problems.
+
+use std::borrow::Cow;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use burn::tensor::Device;
+use serde_json::{Map, Value, json};
+use tempfile::TempDir;
+use terrashard_checkpoint::{ElementType, Kind, ModelDescription, ModelFile, TensorSpec};
+use terrashard_models::{HeadNorm, ModelConfig, initial_value, parameters};
+use terrashard_raster::{
+    GeoTiffSink, Georeference, Raster, RasterSink, RasterSource, RasterSpec, Samples, Transform,
+    Window,
+};
+
+const SCALE: usize = 5;
+const GROUND: Transform = Transform {
+    a: 10.0,
+    b: 0.0,
+    c: 399_960.1,
+    d: 0.0,
+    e: -10.0,
+    f: 5_800_020.3,
+};
+
+/// A model that is small enough for whole scenes in a test.
+fn small(bands: usize) -> ModelConfig {
+    ModelConfig {
+        dims: [4; 4],
+        depths: [1; 4],
+        heads: [1; 4],
+        mlp_ratio: 2,
+        head_channels: 4,
+        head_outputs: 4,
+        head_norm: HeadNorm::None,
+        superres: false,
+        bands,
+        ..ModelConfig::b0()
+    }
+}
+
+/// A folder with a model and scenes.
+struct Folder(TempDir);
+
+impl Folder {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self, name: &str) -> std::path::PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// Writes a model whose initial values `change` may change, to be used with windows of `tile` and `overlap` pixels.
+    fn model(
+        &self,
+        config: &ModelConfig,
+        (tile, overlap): (usize, usize),
+        change: impl Fn(&str, &mut [f32]),
+    ) {
+        let network = config.init(&Device::flex()).unwrap();
+        let buffers = network.buffers();
+        let parameter = |(name, shape): (String, Vec<usize>)| {
+            TensorSpec::new(name, Kind::Parameter, shape, ElementType::F32)
+        };
+        let buffer = |(name, values): &(String, Vec<f64>)| {
+            TensorSpec::new(
+                name.clone(),
+                Kind::Buffer,
+                vec![values.len()],
+                ElementType::F64,
+            )
+        };
+        let specs: Vec<TensorSpec> = parameters(&network)
+            .into_iter()
+            .map(parameter)
+            .chain(buffers.iter().map(buffer))
+            .collect();
+        let fetch =
+            |spec: &TensorSpec| -> Result<Cow<'static, [u8]>, terrashard_checkpoint::Error> {
+                if let Some((_, values)) = buffers.iter().find(|(name, _)| *name == spec.name) {
+                    return Ok(values
+                        .iter()
+                        .flat_map(|v| v.to_le_bytes())
+                        .collect::<Vec<_>>()
+                        .into());
+                }
+                let mut values = initial_value(&spec.name, &spec.shape, 3);
+                change(&spec.name, &mut values);
+                Ok(values
+                    .iter()
+                    .flat_map(|v| v.to_le_bytes())
+                    .collect::<Vec<_>>()
+                    .into())
+            };
+        let values = [
+            ("bands", json!((1..=config.bands).collect::<Vec<_>>())),
+            ("nodata", Value::Null),
+            ("tile", json!(tile)),
+            ("overlap", json!(overlap)),
+            ("step", Value::Null),
+        ];
+        let description = ModelDescription {
+            architecture: json!(config),
+            bands: (1..=config.bands).map(|band| band.to_string()).collect(),
+            scaling: json!({ "offset": 0.0, "scale": 1e-4 }),
+            threshold: Some(0.5),
+            tool: "test".into(),
+            values: values
+                .map(|(key, value)| (key.to_string(), value))
+                .into_iter()
+                .collect::<Map<_, _>>(),
+        };
+        ModelFile::write(self.path("model.safetensors"), &description, &specs, fetch).unwrap();
+    }
+
+    /// Writes an image whose digital numbers are `value(band, column, row)`.
+    fn image(
+        &self,
+        name: &str,
+        (width, height): (usize, usize),
+        bands: usize,
+        nodata: Option<f64>,
+        value: impl Fn(usize, usize, usize) -> u16,
+    ) {
+        let pixels = |band| (0..width * height).map(move |at| (band, at % width, at / width));
+        let samples = (0..bands).flat_map(pixels).map(|(b, x, y)| value(b, x, y));
+        let spec = RasterSpec {
+            nodata,
+            ..RasterSpec::new(width, height, bands, terrashard_raster::DataType::U16)
+                .georeference(Georeference {
+                    epsg: Some(32633),
+                    transform: Some(GROUND),
+                })
+                .tile(128)
+        };
+        let mut sink: Box<dyn RasterSink> =
+            Box::new(GeoTiffSink::create(self.path(name), spec).unwrap());
+        let samples = Samples::U16(samples.collect());
+        let window = Window::new(0, 0, width, height);
+        sink.write(&Raster::new(window, bands, samples).unwrap())
+            .unwrap();
+        sink.finish().unwrap();
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(Path::new(env!("CARGO_BIN_EXE_terrashard")));
+        let predict = [
+            "predict",
+            "--checkpoint",
+            "model.safetensors",
+            "--quiet",
+            "--json",
+        ];
+        command
+            .args(predict)
+            .args(arguments)
+            .current_dir(self.0.path());
+        command
+    }
+
+    /// Predicts, and gives what is printed and what is told.
+    #[track_caller]
+    fn predict(&self, arguments: &[&str]) -> (Value, String) {
+        let Output {
+            status,
+            stdout,
+            stderr,
+        } = self.command(arguments).output().unwrap();
+        let told = String::from_utf8(stderr).unwrap();
+        assert!(status.success(), "{told}");
+        (serde_json::from_slice(&stdout).unwrap(), told)
+    }
+
+    fn whole(&self, name: &str) -> Raster {
+        let source = terrashard_raster::open(self.path(name)).unwrap();
+        source.read_window(source.metadata().window()).unwrap()
+    }
+}
+
+/// Digital numbers that differ from pixel to pixel and have shapes of some size.
+fn pattern(band: usize, x: usize, y: usize) -> u16 {
+    let wave = |v: usize, length: f64| (v as f64 / length).sin();
+    let shapes = wave(x + 9 * band, 13.0) * wave(y, 17.0) + wave(x + y, 5.0);
+    (2500.0 + 900.0 * shapes) as u16 + (x * 37 + y * 91 + band * 13) as u16 % 200
+}
+
+fn floats(raster: &Raster) -> Vec<f32> {
+    raster.band_f32(0)
+}
+
+#[test]
+fn geo_10_a_constant_model_gives_a_constant_map() {
+    let folder = Folder::new();
+    folder.model(&small(2), (32, 9), |name, values| match name {
+        "tail.seg.conv1.weight" => values.fill(0.0),
+        "tail.seg.conv1.bias" => values.fill(0.4),
+        _ => {}
+    });
+    folder.image("in.tif", (77, 60), 2, None, pattern);
+    let (told, warned) = folder.predict(&[
+        "in.tif",
+        "-o",
+        "map.tif",
+        "--probability",
+        "p.tif",
+        "--probability-type",
+        "f32",
+    ]);
+    let expected = 1.0 / (1.0 + (-0.4_f32).exp());
+    let probabilities = floats(&folder.whole("p.tif"));
+    assert_eq!(probabilities.len(), 77 * 60 * 25);
+    for (at, p) in probabilities.iter().enumerate() {
+        assert!(
+            (p - expected).abs() < 1e-6,
+            "{p} in place of {expected} at {at}"
+        );
+    }
+    assert!(
+        floats(&folder.whole("map.tif"))
+            .iter()
+            .all(|class| *class == 1.0)
+    );
+    // 49: a map of one class.
+    assert!(
+        warned.contains("100 % of the pixels with data are of class 1"),
+        "{warned}"
+    );
+    assert_eq!(
+        told["classes"][0],
+        json!({ "0": 0, "1": 77 * 60 * 25, "nodata": 0 })
+    );
+    // In steps of a 200th.
+    folder.predict(&["in.tif", "--probability", "steps.tif"]);
+    let steps = (f64::from(expected) * 200.0).round();
+    let found = folder.whole("steps.tif");
+    assert!((0..found.samples().len()).all(|at| found.samples().get(at) == steps));
+}
+
+/// A model that sees some ten pixels far: without attention, and with the deeper levels left out of the head.
+fn near_sighted(name: &str, values: &mut [f32]) {
+    let deeper = [
+        "tail.head.linear.1.",
+        "tail.head.linear.2.",
+        "tail.head.linear.3.",
+    ];
+    if name.contains(".attn.proj.") || deeper.iter().any(|level| name.starts_with(level)) {
+        values.fill(0.0);
+    }
+    // Logits of some size, so that a difference would show.
+    if name == "tail.seg.conv1.weight" {
+        values.iter_mut().for_each(|value| *value *= 4.0);
+    }
+}
+
+#[test]
+fn geo_08_no_seam_shows_where_windows_meet() {
+    let folder = Folder::new();
+    let (tile, overlap) = (96, 48);
+    folder.model(&small(2), (tile, overlap), near_sighted);
+    let (width, height) = (230, 150);
+    folder.image("in.tif", (width, height), 2, None, pattern);
+    let whole = [
+        "--probability",
+        "whole.tif",
+        "--probability-type",
+        "f32",
+        "--tile",
+        "256",
+    ];
+    folder.predict(&[&["in.tif"][..], &whole].concat());
+    let tiled = ["--probability", "tiled.tif", "--probability-type", "f32"];
+    folder.predict(&[&["in.tif"][..], &tiled].concat());
+    let (whole, tiled) = (
+        floats(&folder.whole("whole.tif")),
+        floats(&folder.whole("tiled.tif")),
+    );
+    let line = width * SCALE;
+    let (mut worst, mut least, mut most): (f32, f32, f32) = (0.0, 1.0, 0.0);
+    for row in 0..height * SCALE {
+        for col in 0..width * SCALE {
+            let p = whole[row * line + col];
+            worst = worst.max((p - tiled[row * line + col]).abs());
+            (least, most) = (least.min(p), most.max(p));
+        }
+    }
+    println!("probabilities from {least} to {most}, tiled ones differ by at most {worst}");
+    assert!(
+        most - least > 0.05,
+        "a map that shows something: {least} to {most}"
+    );
+    assert!(
+        worst <= 1e-3,
+        "tiled and whole probabilities differ by {worst}"
+    );
+}
+
+#[test]
+fn geo_12_any_size_is_mapped_at_exactly_five_times_it() {
+    let folder = Folder::new();
+    folder.model(&small(6), (256, 16), |_, _| {});
+    for (height, width) in [(379, 578), (400, 400), (24, 42), (1, 1), (768, 1536)] {
+        folder.image("in.tif", (width, height), 6, None, pattern);
+        folder.predict(&["in.tif", "-o", "map.tif"]);
+        let map = terrashard_raster::open(folder.path("map.tif")).unwrap();
+        let metadata = map.metadata();
+        let size = (metadata.width, metadata.height);
+        assert_eq!(size, (width * SCALE, height * SCALE));
+        // 5: the same ground.
+        let transform = metadata.georeference.transform.unwrap();
+        let apart = transform.corner_distance(size, &GROUND, (width, height));
+        assert!(
+            apart <= 1e-9,
+            "corners of {width} x {height} are {apart} m apart"
+        );
+        assert_eq!((transform.a, transform.e), (2.0, -2.0));
+        assert_eq!(metadata.georeference.epsg, Some(32633));
+    }
+}
+
+#[test]
+fn geo_23_no_data_stays_no_data_at_every_pixel_above_it() {
+    let folder = Folder::new();
+    folder.model(&small(2), (32, 8), |_, _| {});
+    let gap = |x: usize, y: usize| (x * 7 + y * 3) % 11 == 0 || (20..40).contains(&x);
+    let value = |band, x, y| if gap(x, y) { 9 } else { pattern(band, x, y) };
+    folder.image("in.tif", (70, 45), 2, Some(9.0), value);
+    folder.predict(&[
+        "in.tif",
+        "-o",
+        "map.tif",
+        "--probability",
+        "p.tif",
+        "--probability-type",
+        "f32",
+    ]);
+    let (map, p) = (folder.whole("map.tif"), folder.whole("p.tif"));
+    for (row, col) in (0..45 * SCALE).flat_map(|r| (0..70 * SCALE).map(move |c| (r, c))) {
+        let none = gap(col / SCALE, row / SCALE);
+        assert_eq!(
+            map.at(0, col, row) == 255.0,
+            none,
+            "column {col}, row {row}"
+        );
+        assert_eq!(p.at(0, col, row).is_nan(), none, "column {col}, row {row}");
+    }
+
+    folder.image("nothing.tif", (70, 45), 2, Some(9.0), |_, _, _| 9);
+    let (told, warned) = folder.predict(&["nothing.tif", "-o", "map.tif"]);
+    assert!(
+        floats(&folder.whole("map.tif"))
+            .iter()
+            .all(|class| *class == 255.0)
+    );
+    assert!(
+        warned.contains("100 % of the pixels have no data"),
+        "{warned}"
+    );
+    assert_eq!(told["classes"][0]["nodata"], 70 * 45 * 25);
+}
+
+#[test]
+fn geo_20_zeros_without_declared_nodata_warn() {
+    let folder = Folder::new();
+    folder.model(&small(2), (32, 8), |_, _| {});
+    // An edge of zeros of 2 % of the pixels; one band that is zero alone is data.
+    let value = |band, x: usize, y| match (x, band) {
+        (0, _) | (7, 1) => 0,
+        _ => pattern(band, x, y),
+    };
+    folder.image("edge.tif", (50, 70), 2, None, value);
+    let (_, warned) = folder.predict(&["edge.tif", "-o", "map.tif"]);
+    assert!(
+        warned.contains("2.0 % of the pixels are 0") && warned.contains("--nodata 0"),
+        "{warned}"
+    );
+    let (told, warned) = folder.predict(&["edge.tif", "-o", "map.tif", "--nodata", "0"]);
+    assert!(!warned.contains("are 0"), "{warned}");
+    // A pixel that lacks one band lacks all.
+    assert_eq!(told["classes"][0]["nodata"], 2 * 70 * 25);
+    folder.image("declared.tif", (50, 70), 2, Some(0.0), value);
+    let (_, warned) = folder.predict(&["declared.tif", "-o", "map.tif"]);
+    assert!(!warned.contains("are 0"), "{warned}");
+}
+
+#[test]
+fn geo_06_a_killed_prediction_goes_on_and_leaves_no_file_that_looks_whole() {
+    let folder = Folder::new();
+    folder.model(&small(2), (32, 8), |_, _| {});
+    folder.image("in.tif", (400, 300), 2, None, pattern);
+    let outputs = |name: &str| {
+        let p = format!("p-{name}");
+        [
+            name.to_string(),
+            "--probability".into(),
+            p,
+            "--probability-type".into(),
+            "f32".into(),
+        ]
+    };
+    let predict = |name: &str| {
+        let outputs = outputs(name);
+        let outputs: Vec<&str> = outputs.iter().map(String::as_str).collect();
+        [&["in.tif", "-o"][..], &outputs]
+            .concat()
+            .iter()
+            .map(ToString::to_string)
+            .collect::<Vec<_>>()
+    };
+    fn strs(line: &[String]) -> Vec<&str> {
+        line.iter().map(String::as_str).collect()
+    }
+    let whole = predict("whole.tif");
+    let (told, _) = folder.predict(&strs(&whole));
+    assert_eq!(told["resumed_windows"], 0);
+
+    let line = predict("map.tif");
+    let mut child = folder
+        .command(&[&strs(&line)[..], &["--ranks", "1"]].concat())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let journal = folder.path(".map.tif.journal");
+    // A third of the windows.
+    let far = 80 * 24 * 24 * 25 * 5;
+    let length = || fs::metadata(&journal).map_or(0, |found| found.len());
+    while length() < far / 2 && child.try_wait().unwrap().is_none() {
+        std::thread::yield_now();
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(!folder.path("map.tif").exists() && !folder.path("p-map.tif").exists());
+    assert!(journal.exists());
+
+    // On another number of ranks, with the same bits.
+    let (told, _) = folder.predict(&[&strs(&line)[..], &["--ranks", "3"]].concat());
+    assert!(told["resumed_windows"].as_u64().unwrap() >= 17, "{told}");
+    for (a, b) in [("map.tif", "whole.tif"), ("p-map.tif", "p-whole.tif")] {
+        let (a, b) = (
+            fs::read(folder.path(a)).unwrap(),
+            fs::read(folder.path(b)).unwrap(),
+        );
+        assert!(a == b, "the files differ");
+    }
+    let left: Vec<String> = fs::read_dir(folder.0.path())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter(|name| name.starts_with('.'))
+        .collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn geo_06_another_prediction_begins_anew() {
+    let folder = Folder::new();
+    folder.model(&small(2), (32, 8), |_, _| {});
+    folder.image("in.tif", (100, 40), 2, None, pattern);
+    let line = ["in.tif", "-o", "map.tif"];
+    folder.predict(&line);
+    let whole = fs::read(folder.path("map.tif")).unwrap();
+    // A journal of something else, and one that another process holds.
+    let journal = folder.path(".map.tif.journal");
+    fs::write(&journal, "terrashard prediction of something else\nrecords").unwrap();
+    let (told, _) = folder.predict(&line);
+    assert_eq!(told["resumed_windows"], 0);
+    assert_eq!(fs::read(folder.path("map.tif")).unwrap(), whole);
+    let held = fs::File::create(&journal).unwrap();
+    held.lock().unwrap();
+    let output = folder.command(&line).output().unwrap();
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{told}");
+    assert!(
+        told.contains("map.tif: another `predict` is writing it"),
+        "{told}"
+    );
+}
+
+#[test]
+fn geo_01_memory_is_planned_or_refused_with_both_numbers() {
+    let folder = Folder::new();
+    folder.model(&small(2), (512, 16), |_, _| {});
+    folder.image("in.tif", (600, 40), 2, None, pattern);
+    let output = folder
+        .command(&["in.tif", "-o", "map.tif", "--memory", "20MiB"])
+        .output()
+        .unwrap();
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{told}");
+    assert!(
+        told.contains("`--memory`: got 20971520 bytes, expected at least")
+            && !told.contains(" 0 bytes"),
+        "{told}"
+    );
+    assert!(!folder.path("map.tif").exists() && !folder.path(".map.tif.journal").exists());
+    let (told, warned) = folder.predict(&["in.tif", "-o", "map.tif", "--memory", "1GiB"]);
+    assert!(!warned.contains("in place of"), "{warned}");
+    assert!(told["planned_bytes"].as_u64().unwrap() <= 1 << 30);
+    // Too little for windows of 512 pixels; how many ranks there are changes nothing.
+    folder.image("large.tif", (600, 600), 2, None, pattern);
+    let line = ["large.tif", "-o", "map.tif", "--memory", "96MiB"];
+    let (_, warned) = folder.predict(&[&line[..], &["--ranks", "1"]].concat());
+    assert!(warned.contains("pixels in place of 512"), "{warned}");
+    let one = fs::read(folder.path("map.tif")).unwrap();
+    folder.predict(&[&line[..], &["--ranks", "2"]].concat());
+    assert_eq!(fs::read(folder.path("map.tif")).unwrap(), one);
+}
