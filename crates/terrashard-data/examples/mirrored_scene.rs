@@ -35,6 +35,7 @@ fn mirror(from: &Path, size: usize, to: &Path) -> Result<(), Box<dyn Error>> {
     let metadata = source.metadata();
     let spec = RasterSpec {
         nodata: metadata.nodata,
+        descriptions: metadata.descriptions.clone(),
         ..RasterSpec::new(size, size, metadata.bands, metadata.data_type)
             .georeference(metadata.georeference)
     };

@@ -10,8 +10,8 @@ use crate::{Block, Error, Result};
 /// Predictions of overlapping windows, weighted so that the weights sum to one at every pixel.
 ///
 /// Along each axis a window weighs 1 in its middle. Of the overlap its outer third, where a network lacks what lies around, weighs
-/// next to nothing, and the middle third rises linearly. Weights are divided by their sum, so the border of the scene, which one
-/// window covers alone, has the full weight too. The weight of a pixel is the product of both axes.
+/// next to nothing, and the middle third rises linearly; at the border of the scene a window has its full weight. Weights are divided
+/// by their sum, and that of a pixel is the product of both axes.
 ///
 /// Networks reduce an image by powers of two, so what they see of a pixel depends on where their window begins. The last window of
 /// an axis therefore keeps to the grid of the others, as far as that is one of a power of two up to 32 pixels, and is that much

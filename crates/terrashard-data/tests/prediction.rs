@@ -32,7 +32,7 @@ fn scene(width: usize, height: usize) -> Scene {
     let image = (0..width * height).map(|i| u8::from(i % 97 != 5)).collect();
     let label = |i: usize| match (i % (width * SCALE) / 7 + i / (width * SCALE) / 11) % 5 {
         0 | 1 => 1,
-        4 if i % 13 == 0 => IGNORE,
+        4 if i.is_multiple_of(13) => IGNORE,
         _ => 0,
     };
     let mask = (0..width * height * SCALE * SCALE).map(label).collect();
@@ -56,7 +56,7 @@ fn geo_03_windows_are_counted_as_the_whole_region() {
     let region = Window::new(3, 2, 37, 30);
     let map = |window: Window| -> Vec<u8> {
         let fine = window.scaled(SCALE);
-        let value = |row: usize, col: usize| u8::from((row / 9 + col / 4) % 2 == 0);
+        let value = |row: usize, col: usize| u8::from((row / 9 + col / 4).is_multiple_of(2));
         (fine.row..fine.row_end())
             .flat_map(|row| (fine.col..fine.col_end()).map(move |col| value(row, col)))
             .collect()

@@ -1,15 +1,17 @@
 //! The command line of `terrashard`.
 
+mod prediction;
+
 use std::path::PathBuf;
 
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
+pub use prediction::PredictArguments;
 use terrashard_models::Origin;
 
 use crate::config::Device;
 use crate::error::Result;
-use crate::prediction::ProbabilityType;
 
 /// Trains, tests and runs Sentinel-2 super-resolution segmentation models on sharded model states.
 #[derive(Debug, Parser)]
@@ -186,62 +188,6 @@ pub struct TestArguments {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub flags: ConfigFlags,
-    /// Print one JSON document
-    #[arg(long)]
-    pub json: bool,
-    /// Show no progress
-    #[arg(long)]
-    pub quiet: bool,
-}
-
-/// `terrashard predict`.
-#[derive(Debug, Args)]
-pub struct PredictArguments {
-    /// Scenes, GeoTIFF
-    #[arg(value_name = "IN")]
-    pub inputs: Vec<PathBuf>,
-    /// Map of classes: a file, or a folder for several inputs
-    #[arg(short, long, value_name = "OUT")]
-    pub output: Option<PathBuf>,
-    /// Write the probabilities: a file, or a folder for several inputs
-    #[arg(long, value_name = "OUT")]
-    pub probability: Option<PathBuf>,
-    /// How probabilities are stored
-    #[arg(long, value_enum, default_value = "u8")]
-    pub probability_type: ProbabilityType,
-    /// Write the super-resolved image too, reflectance in float32, of a model with the branch: a file, or a folder for several inputs
-    #[arg(long, value_name = "OUT")]
-    pub image: Option<PathBuf>,
-    /// Run directory, checkpoint, or exported file
-    #[arg(long, value_name = "RUN_OR_FILE")]
-    pub checkpoint: PathBuf,
-    /// Memory to stay below, for example 1GiB [default: no limit]
-    #[arg(long, value_name = "BYTES", value_parser = bytes)]
-    pub memory: Option<u64>,
-    /// Side of the windows in pixels of the image [default: the checkpoint's `data.tile`]
-    #[arg(long, value_name = "PX")]
-    pub tile: Option<usize>,
-    /// Pixels of the image that neighbouring windows share [default: the checkpoint's `data.overlap`]
-    #[arg(long, value_name = "PX")]
-    pub overlap: Option<usize>,
-    /// Digital number that means "no data" [default: the checkpoint's `data.nodata`, else what a scene declares]
-    #[arg(long, value_name = "DN", allow_negative_numbers = true)]
-    pub nodata: Option<f64>,
-    /// One scene from files of single bands: `B02=a.tif,B03=b.tif:1`
-    #[arg(long, value_name = "NAME=FILE[:BAND]", value_delimiter = ',')]
-    pub bands: Vec<String>,
-    /// Number of ranks, each a thread [default: one for each core]
-    #[arg(long, value_name = "N")]
-    pub ranks: Option<usize>,
-    /// At stage 3 each rank holds a shard of the weights and gathers them block by block; below, all share one copy
-    #[arg(long, value_name = "S", default_value_t = 0)]
-    pub stage: u8,
-    /// Keep the shards of stage 3 in host memory
-    #[arg(long)]
-    pub offload: bool,
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub device: DeviceFlags,
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,

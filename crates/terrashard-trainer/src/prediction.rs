@@ -3,14 +3,18 @@
 mod histogram;
 mod identity;
 mod journal;
+mod lonlat;
+mod polygons;
 mod products;
 mod scene_map;
+mod stac;
+mod targets;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use terrashard_data::{BandSelection, Scene, SceneOptions};
+use terrashard_data::{BandSelection, Overlay, Scene, SceneOptions};
 use terrashard_layout::Stage;
 use terrashard_raster::{Metadata, RasterSource, RasterSpec, ReadLimits};
 
@@ -20,7 +24,6 @@ use crate::dataset::scene_options;
 use crate::error::{Error, Result};
 use crate::footprint::{self, Fit, Request};
 use crate::mapping::{Layers, Mapping};
-use crate::output_file;
 use crate::process_memory::peak_rss_bytes;
 use crate::record::{Display, Progress};
 use crate::sharding::{HeldParameters, Placement, Weights};
@@ -29,9 +32,11 @@ use crate::trained_model::TrainedModel;
 pub use histogram::Histogram;
 use identity::Identity;
 use journal::Journal;
+use lonlat::LonLat;
 pub use products::ProbabilityType;
 use products::{Output, Product};
 use scene_map::SceneMap;
+use targets::Targets;
 
 /// What `predict` is asked for.
 #[derive(Debug, Clone)]
@@ -48,6 +53,12 @@ pub struct PredictOptions {
     pub probability_type: ProbabilityType,
     /// Where the super-resolved image goes, if it is wanted: a file, or a folder for several inputs.
     pub image: Option<PathBuf>,
+    /// Where the areas of each class go as GeoJSON, if they are wanted: a file, or a folder for several inputs.
+    pub polygons: Option<PathBuf>,
+    /// Where the map over all scenes goes, if it is wanted.
+    pub mosaic: Option<PathBuf>,
+    /// Whether a STAC item is written beside each scene's first file.
+    pub stac: bool,
     /// Run directory, checkpoint or exported file.
     pub checkpoint: PathBuf,
     /// Bytes that the process stays below: it decides how large windows are, how many ranks run and what is kept decoded.
@@ -79,6 +90,15 @@ pub struct Prediction {
     /// The super-resolved images written, where they were asked for.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub images: Vec<PathBuf>,
+    /// The areas written, where they were asked for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub polygons: Vec<PathBuf>,
+    /// The STAC items written, where they were asked for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub items: Vec<PathBuf>,
+    /// The map over all scenes, where it was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mosaic: Option<PathBuf>,
     /// For each scene, the pixels of each class.
     pub classes: Vec<Histogram>,
     /// What the reader of the maps should know.
@@ -110,7 +130,7 @@ const ZEROS_WARNED_OF: f64 = 0.01;
 pub fn predict(options: &PredictOptions) -> Result<Prediction> {
     let began = Instant::now();
     let trained = TrainedModel::open(&options.checkpoint)?;
-    let products = products(options, &trained)?;
+    let targets = Targets::new(options, &trained)?;
     let devices = match options.placement.stage {
         // Shards travel between threads of one device.
         Stage::Three => options.device.of_ranks(1)?,
@@ -123,9 +143,9 @@ pub fn predict(options: &PredictOptions) -> Result<Prediction> {
         let expected = format!("less than the {tile} pixels of a window");
         return Err(Error::invalid("--overlap", overlap, expected));
     }
-    let wants_image = products
-        .iter()
-        .any(|(product, _)| *product == Product::Image);
+    let wants_image = !targets
+        .files(|product| product == Product::Image)
+        .is_empty();
     let request = Request {
         model: &trained.model,
         layers: match wants_image {
@@ -139,11 +159,12 @@ pub fn predict(options: &PredictOptions) -> Result<Prediction> {
         memory: options.memory,
     };
     let mut done = Prediction {
-        files: files(&products, |product| product == Product::Classes),
-        probabilities: files(&products, |product| {
-            matches!(product, Product::Probability(_))
-        }),
-        images: files(&products, |product| product == Product::Image),
+        files: targets.files(|product| product == Product::Classes),
+        probabilities: targets.files(|product| matches!(product, Product::Probability(_))),
+        images: targets.files(|product| product == Product::Image),
+        polygons: targets.polygons.clone(),
+        items: targets.items.clone(),
+        mosaic: targets.mosaic.clone(),
         classes: Vec::new(),
         warnings: Vec::new(),
         seconds: 0.0,
@@ -153,26 +174,54 @@ pub fn predict(options: &PredictOptions) -> Result<Prediction> {
         peak_rss_bytes: None,
         held_parameters: None,
     };
+    let scene = |index| SceneWork {
+        options,
+        trained: &trained,
+        weights: &weights,
+        request,
+        index,
+        targets: &targets,
+    };
+    let scenes: Vec<SceneWork<'_>> = (0..options.inputs.len().max(1)).map(scene).collect();
+    // Whatever does not fit is told before the first window.
+    let images = scenes.iter().map(SceneWork::check);
+    let images: Vec<Metadata> = images.collect::<Result<_>>()?;
+    if targets.mosaic.is_some() {
+        let names = done.files.iter().map(|file| file.display().to_string());
+        let names: Vec<String> = names.collect();
+        let maps = names.iter().map(String::as_str).zip(&images);
+        Overlay::check(&maps.collect::<Vec<_>>(), trained.model.scale)?;
+    }
     let mut pixels = 0;
-    for index in 0..options.inputs.len().max(1) {
-        let work = SceneWork {
-            options,
-            trained: &trained,
-            weights: &weights,
-            request,
-            index,
-            products: products
-                .iter()
-                .map(|(product, paths)| (*product, paths[index].as_path()))
-                .collect(),
-        };
-        pixels += work.predict(&mut done)?;
+    for (scene, image) in scenes.iter().zip(&images) {
+        pixels += scene.predict(image, &mut done)?;
+    }
+    if let Some(mosaic) = &targets.mosaic {
+        overlay(&done.files, mosaic, &trained)?;
     }
     done.seconds = began.elapsed().as_secs_f64();
     done.megapixels_per_second = pixels as f64 / 1e6 / done.seconds;
     done.peak_rss_bytes = peak_rss_bytes();
     done.held_parameters = weights.held();
     Ok(done)
+}
+
+/// Bytes of a map over all scenes that are put together at once.
+const OVERLAY_BYTES: usize = 16 << 20;
+
+/// Puts the maps of all scenes together.
+fn overlay(maps: &[PathBuf], output: &Path, trained: &TrainedModel) -> Result<()> {
+    let sources = maps.iter().map(|map| Ok(terrashard_raster::open(map)?));
+    let overlay = Overlay::new(sources.collect::<Result<_>>()?)?;
+    products::make_folder(output)?;
+    let spec = overlay.spec();
+    let (width, height) = (spec.width, spec.height);
+    let rows = (OVERLAY_BYTES / width).clamp(1, height);
+    let mut output = Output::create(Product::Classes, output, products::coloured(spec, trained))?;
+    for row in (0..height).step_by(rows) {
+        output.write(&overlay.rows(row, rows.min(height - row))?)?;
+    }
+    output.finish()
 }
 
 /// One scene, and what is made of it.
@@ -182,14 +231,30 @@ struct SceneWork<'a> {
     weights: &'a Weights<'a>,
     request: Request<'a>,
     index: usize,
-    products: Vec<(Product, &'a Path)>,
+    targets: &'a Targets,
 }
 
 impl SceneWork<'_> {
+    /// Reads what the image says of itself, and refuses what cannot be made of it.
+    fn check(&self) -> Result<Metadata> {
+        let source = self.source(ReadLimits::default())?;
+        let image = source.metadata().clone();
+        for (flag, files) in [
+            (polygons::FLAG, &self.targets.polygons),
+            (stac::FLAG, &self.targets.items),
+        ] {
+            if !files.is_empty() {
+                LonLat::new(flag, source.path(), &image.georeference)?;
+            }
+        }
+        self.fit(&image)?;
+        Ok(image)
+    }
+
     /// Predicts the scene and adds to what is done. Returns the pixels of its map.
-    fn predict(&self, done: &mut Prediction) -> Result<usize> {
-        let metadata = self.source(ReadLimits::default())?.metadata().clone();
-        let fit = self.fit(&metadata)?;
+    fn predict(&self, image: &Metadata, done: &mut Prediction) -> Result<usize> {
+        let products = self.targets.of_scene(self.index);
+        let fit = self.fit(image)?;
         let scene = self.scene(fit)?;
         let mapping = Mapping {
             weights: self.weights,
@@ -200,15 +265,15 @@ impl SceneWork<'_> {
             overlap: self.request.overlap,
         };
         let mosaic = mapping.mosaic(scene.window(), scene.scale())?;
-        let Some((_, anchor)) = self.products.first() else {
+        let Some((_, anchor)) = products.first() else {
             return Ok(0);
         };
-        for (_, path) in &self.products {
+        for (_, path) in &products {
             products::make_folder(path)?;
         }
         let identity = self.identity(&scene, fit)?;
         let (journal, found) = Journal::open(anchor, &identity, mosaic.columns())?;
-        let outputs = self.products.iter().map(|(product, path)| {
+        let outputs = products.iter().map(|(product, path)| {
             let spec = self.spec(*product, scene.metadata());
             Output::create(*product, path, spec)
         });
@@ -253,10 +318,32 @@ impl SceneWork<'_> {
         if let Some(warning) = histogram.warning() {
             done.warnings.push(format!("{name}: {warning}"));
         }
+        self.describe(&scene, &products)?;
         done.classes.push(histogram);
         done.resumed_windows += found;
         done.planned_bytes = done.planned_bytes.max(fit.bytes);
         Ok(scene.window().scaled(scene.scale()).pixels())
+    }
+
+    /// Writes what is made of the finished files.
+    fn describe(&self, scene: &Scene, products: &[(Product, &Path)]) -> Result<()> {
+        if let Some(output) = self.targets.polygons.get(self.index) {
+            products::make_folder(output)?;
+            let map = products.iter().find(|(p, _)| *p == Product::Classes);
+            let (_, map) = map.expect("polygons are refused without a map");
+            polygons::write(map, output)?;
+        }
+        if self.targets.items.get(self.index).is_some() {
+            let assets = products.iter().map(|(product, path)| stac::Asset {
+                product: *product,
+                path,
+                spec: self.spec(*product, scene.metadata()),
+            });
+            let assets: Vec<_> = assets.collect();
+            let (image, model) = (scene.image().path(), self.options.checkpoint.as_path());
+            stac::write(products[0].1, image, model, &assets)?;
+        }
+        Ok(())
     }
 
     /// The image, read within these limits.
@@ -288,11 +375,11 @@ impl SceneWork<'_> {
     }
 
     fn fit(&self, image: &Metadata) -> Result<Fit> {
-        let specs: Vec<RasterSpec> = self
-            .products
+        let products = self.targets.of_scene(self.index);
+        let specs = products
             .iter()
-            .map(|(product, _)| self.spec(*product, image))
-            .collect();
+            .map(|(product, _)| self.spec(*product, image));
+        let specs: Vec<RasterSpec> = specs.collect();
         let scale = self.trained.model.scale;
         let outputs = |block: (usize, usize)| -> u64 {
             let pixels = (block.0 * block.1 * scale * scale) as u64;
@@ -326,102 +413,10 @@ impl SceneWork<'_> {
         identity.add("threshold", &trained.threshold);
         identity.add("windows", &(fit.tile, self.request.overlap));
         identity.add("device", &options.device);
-        for (product, path) in &self.products {
+        for (product, path) in self.targets.of_scene(self.index) {
             identity.add("product", &(product, path));
-            identity.add("raster", &self.spec(*product, scene.metadata()));
+            identity.add("raster", &self.spec(product, scene.metadata()));
         }
         Ok(identity.text())
-    }
-}
-
-/// What is asked for, each with a file for each scene; none is read by the same call, and no two are one.
-fn products(
-    options: &PredictOptions,
-    trained: &TrainedModel,
-) -> Result<Vec<(Product, Vec<PathBuf>)>> {
-    let probability = Product::Probability(options.probability_type);
-    let asked = [
-        (Product::Classes, &options.output),
-        (probability, &options.probability),
-        (Product::Image, &options.image),
-    ];
-    let mut products: Vec<(Product, Vec<PathBuf>)> = Vec::new();
-    for (product, path) in asked {
-        let Some(path) = path else { continue };
-        if product == Product::Image && !trained.model.superres {
-            let expected =
-                "a model with a super-resolution branch, trained with `model.superres = true`";
-            return Err(Error::invalid(product.flag(), path.display(), expected));
-        }
-        let files = outputs(options, product.flag(), path)?;
-        for file in &files {
-            let bands = options.bands.iter().map(|band| band.path.as_path());
-            let inputs = options.inputs.iter().map(PathBuf::as_path);
-            let read = inputs.chain(bands).chain([options.checkpoint.as_path()]);
-            output_file::check(product.flag(), file, read)?;
-            let others = products.iter().flat_map(|(_, files)| files);
-            if others.clone().any(|other| output_file::same(other, file)) {
-                let expected = "another file than the map, or another folder";
-                return Err(Error::invalid(product.flag(), file.display(), expected));
-            }
-        }
-        products.push((product, files));
-    }
-    match products.is_empty() {
-        true => Err(Error::invalid(
-            "--output",
-            "nothing",
-            "at least one of `--output`, `--probability` and `--image`",
-        )),
-        false => Ok(products),
-    }
-}
-
-fn files(products: &[(Product, Vec<PathBuf>)], is: impl Fn(Product) -> bool) -> Vec<PathBuf> {
-    let of = products.iter().filter(|(product, _)| is(*product));
-    of.flat_map(|(_, files)| files.clone()).collect()
-}
-
-/// Where the result of each input goes: `output`, the value of the flag `key`.
-fn outputs(options: &PredictOptions, key: &str, output: &Path) -> Result<Vec<PathBuf>> {
-    let several = options.inputs.len() > 1 || output.is_dir();
-    let in_folder = |input: &PathBuf| {
-        output
-            .join(input.file_stem().unwrap_or_default())
-            .with_extension("tif")
-    };
-    match (options.inputs.is_empty(), options.bands.is_empty()) {
-        (true, true) => Err(Error::invalid(
-            "IN",
-            "nothing",
-            "one or more scenes, or `--bands NAME=FILE,…`",
-        )),
-        (false, false) => Err(Error::invalid(
-            "--bands",
-            "a scene beside it",
-            "either scenes or `--bands`",
-        )),
-        (true, false) if output.is_dir() => Err(Error::invalid(
-            key,
-            output.display(),
-            "a file, for one scene of `--bands`",
-        )),
-        (true, false) => Ok(vec![output.to_owned()]),
-        (false, true) if several => {
-            let outputs: Vec<PathBuf> = options.inputs.iter().map(in_folder).collect();
-            let twice = outputs
-                .iter()
-                .enumerate()
-                .find(|(index, path)| outputs[..*index].contains(path));
-            match twice {
-                Some((_, path)) => Err(Error::invalid(
-                    "IN",
-                    format!("two scenes that give {}", path.display()),
-                    "different names",
-                )),
-                None => Ok(outputs),
-            }
-        }
-        (false, true) => Ok(vec![output.to_owned()]),
     }
 }

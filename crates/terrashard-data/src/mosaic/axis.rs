@@ -22,25 +22,35 @@ pub(super) struct Axis {
 impl Axis {
     pub(super) fn new(side: usize, tile: usize, overlap: usize, scale: usize) -> Self {
         let starts = starts(side, tile, tile - overlap);
-        // Nothing of it at the window's edge, all of it at its other end; there the neighbour has nothing.
-        let ramp = |x: usize, fine: usize| {
-            let distance = (x as f64 + 0.5).min((fine - x) as f64 - 0.5);
-            let share = distance / (overlap * scale) as f64;
+        // Nothing of it at the window's edge, all of it at its other end; there the neighbour has nothing. The scene's own edge is
+        // that of every window there.
+        let ramp = |start: usize, x: usize, fine: usize| {
+            let left = match start {
+                0 => f64::INFINITY,
+                _ => x as f64 + 0.5,
+            };
+            let right = match start * scale + fine == side * scale {
+                true => f64::INFINITY,
+                false => (fine - x) as f64 - 0.5,
+            };
             match overlap {
                 0 => 1.0,
-                _ => (3.0 * share - 1.0).clamp(LEAST_WEIGHT, 1.0),
+                _ => {
+                    let share = left.min(right) / (overlap * scale) as f64;
+                    (3.0 * share - 1.0).clamp(LEAST_WEIGHT, 1.0)
+                }
             }
         };
         let fine = |start: usize| tile.min(side - start) * scale;
         let mut sums = vec![0.0; side * scale];
         for start in &starts {
             let fine = fine(*start);
-            (0..fine).for_each(|x| sums[start * scale + x] += ramp(x, fine));
+            (0..fine).for_each(|x| sums[start * scale + x] += ramp(*start, x, fine));
         }
         let share = |start: &usize| {
             let fine = fine(*start);
             (0..fine)
-                .map(|x| (ramp(x, fine) / sums[start * scale + x]) as f32)
+                .map(|x| (ramp(*start, x, fine) / sums[start * scale + x]) as f32)
                 .collect()
         };
         let weights = starts.iter().map(share).collect();

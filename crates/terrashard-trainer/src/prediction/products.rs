@@ -61,16 +61,20 @@ impl Product {
         }
     }
 
+    /// What it is called in a catalogue.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Classes => "classes",
+            Self::Probability(_) => "probability",
+            Self::Image => "image",
+        }
+    }
+
     /// Its raster for an image, at the model's scale.
     pub(crate) fn spec(self, image: &Metadata, trained: &TrainedModel) -> RasterSpec {
         let (scale, classes) = (trained.model.scale, trained.model.classes);
         match self {
-            Self::Classes => {
-                let colours = &COLOURS[..classes.clamp(2, COLOURS.len())];
-                prediction_spec(image, scale)
-                    .descriptions(["class"])
-                    .colours(colours)
-            }
+            Self::Classes => coloured(prediction_spec(image, scale), trained),
             Self::Probability(kind) => {
                 let (data_type, nodata) = match kind {
                     ProbabilityType::U8 => (DataType::U8, f64::from(IGNORE)),
@@ -131,6 +135,12 @@ impl Product {
             Self::Image => block.of_channels(classes..block.channels).values()?,
         })
     }
+}
+
+/// The raster of classes with its name and colours.
+pub(crate) fn coloured(spec: RasterSpec, trained: &TrainedModel) -> RasterSpec {
+    let colours = &COLOURS[..trained.model.classes.clamp(2, COLOURS.len())];
+    spec.descriptions(["class"]).colours(colours)
 }
 
 /// A product on its way into a file.

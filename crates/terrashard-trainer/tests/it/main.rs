@@ -5,11 +5,13 @@
 mod classes;
 mod commands;
 mod epochs;
+mod folder;
 mod highres;
 mod imports;
 mod info;
 mod plan;
 mod predicted;
+mod products;
 mod reports;
 mod resume;
 mod rules;

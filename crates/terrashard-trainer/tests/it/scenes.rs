@@ -1,191 +1,12 @@
 //! Whole scenes: what users of other tools ran into, each named by its number in the list of their problems.
 
-use std::borrow::Cow;
 use std::fs;
-use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::Stdio;
 
-use burn::tensor::Device;
-use serde_json::{Map, Value, json};
-use tempfile::TempDir;
-use terrashard_checkpoint::{ElementType, Kind, ModelDescription, ModelFile, TensorSpec};
-use terrashard_models::{HeadNorm, ModelConfig, initial_value, parameters};
-use terrashard_raster::{
-    GeoTiffSink, Georeference, Raster, RasterSink, RasterSource, RasterSpec, Samples, Transform,
-    Window,
-};
+use serde_json::json;
+use terrashard_raster::{Raster, RasterSource};
 
-const SCALE: usize = 5;
-const GROUND: Transform = Transform {
-    a: 10.0,
-    b: 0.0,
-    c: 399_960.1,
-    d: 0.0,
-    e: -10.0,
-    f: 5_800_020.3,
-};
-
-/// A model that is small enough for whole scenes in a test.
-fn small(bands: usize) -> ModelConfig {
-    ModelConfig {
-        dims: [4; 4],
-        depths: [1; 4],
-        heads: [1; 4],
-        mlp_ratio: 2,
-        head_channels: 4,
-        head_outputs: 4,
-        head_norm: HeadNorm::None,
-        superres: false,
-        bands,
-        ..ModelConfig::b0()
-    }
-}
-
-/// A folder with a model and scenes.
-struct Folder(TempDir);
-
-impl Folder {
-    fn new() -> Self {
-        Self(tempfile::tempdir().unwrap())
-    }
-
-    fn path(&self, name: &str) -> std::path::PathBuf {
-        self.0.path().join(name)
-    }
-
-    /// Writes a model whose initial values `change` may change, to be used with windows of `tile` and `overlap` pixels.
-    fn model(
-        &self,
-        config: &ModelConfig,
-        (tile, overlap): (usize, usize),
-        change: impl Fn(&str, &mut [f32]),
-    ) {
-        let network = config.init(&Device::flex()).unwrap();
-        let buffers = network.buffers();
-        let parameter = |(name, shape): (String, Vec<usize>)| {
-            TensorSpec::new(name, Kind::Parameter, shape, ElementType::F32)
-        };
-        let buffer = |(name, values): &(String, Vec<f64>)| {
-            TensorSpec::new(
-                name.clone(),
-                Kind::Buffer,
-                vec![values.len()],
-                ElementType::F64,
-            )
-        };
-        let specs: Vec<TensorSpec> = parameters(&network)
-            .into_iter()
-            .map(parameter)
-            .chain(buffers.iter().map(buffer))
-            .collect();
-        let fetch =
-            |spec: &TensorSpec| -> Result<Cow<'static, [u8]>, terrashard_checkpoint::Error> {
-                if let Some((_, values)) = buffers.iter().find(|(name, _)| *name == spec.name) {
-                    return Ok(values
-                        .iter()
-                        .flat_map(|v| v.to_le_bytes())
-                        .collect::<Vec<_>>()
-                        .into());
-                }
-                let mut values = initial_value(&spec.name, &spec.shape, 3);
-                change(&spec.name, &mut values);
-                Ok(values
-                    .iter()
-                    .flat_map(|v| v.to_le_bytes())
-                    .collect::<Vec<_>>()
-                    .into())
-            };
-        let values = [
-            ("bands", json!((1..=config.bands).collect::<Vec<_>>())),
-            ("nodata", Value::Null),
-            ("tile", json!(tile)),
-            ("overlap", json!(overlap)),
-            ("step", Value::Null),
-        ];
-        let description = ModelDescription {
-            architecture: json!(config),
-            bands: (1..=config.bands).map(|band| band.to_string()).collect(),
-            scaling: json!({ "offset": 0.0, "scale": 1e-4 }),
-            threshold: Some(0.5),
-            tool: "test".into(),
-            values: values
-                .map(|(key, value)| (key.to_string(), value))
-                .into_iter()
-                .collect::<Map<_, _>>(),
-        };
-        ModelFile::write(self.path("model.safetensors"), &description, &specs, fetch).unwrap();
-    }
-
-    /// Writes an image whose digital numbers are `value(band, column, row)`.
-    fn image(
-        &self,
-        name: &str,
-        (width, height): (usize, usize),
-        bands: usize,
-        nodata: Option<f64>,
-        value: impl Fn(usize, usize, usize) -> u16,
-    ) {
-        let pixels = |band| (0..width * height).map(move |at| (band, at % width, at / width));
-        let samples = (0..bands).flat_map(pixels).map(|(b, x, y)| value(b, x, y));
-        let spec = RasterSpec {
-            nodata,
-            ..RasterSpec::new(width, height, bands, terrashard_raster::DataType::U16)
-                .georeference(Georeference {
-                    epsg: Some(32633),
-                    transform: Some(GROUND),
-                })
-                .tile(128)
-        };
-        let mut sink: Box<dyn RasterSink> =
-            Box::new(GeoTiffSink::create(self.path(name), spec).unwrap());
-        let samples = Samples::U16(samples.collect());
-        let window = Window::new(0, 0, width, height);
-        sink.write(&Raster::new(window, bands, samples).unwrap())
-            .unwrap();
-        sink.finish().unwrap();
-    }
-
-    fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(Path::new(env!("CARGO_BIN_EXE_terrashard")));
-        let predict = [
-            "predict",
-            "--checkpoint",
-            "model.safetensors",
-            "--quiet",
-            "--json",
-        ];
-        command
-            .args(predict)
-            .args(arguments)
-            .current_dir(self.0.path());
-        command
-    }
-
-    /// Predicts, and gives what is printed and what is told.
-    #[track_caller]
-    fn predict(&self, arguments: &[&str]) -> (Value, String) {
-        let Output {
-            status,
-            stdout,
-            stderr,
-        } = self.command(arguments).output().unwrap();
-        let told = String::from_utf8(stderr).unwrap();
-        assert!(status.success(), "{told}");
-        (serde_json::from_slice(&stdout).unwrap(), told)
-    }
-
-    fn whole(&self, name: &str) -> Raster {
-        let source = terrashard_raster::open(self.path(name)).unwrap();
-        source.read_window(source.metadata().window()).unwrap()
-    }
-}
-
-/// Digital numbers that differ from pixel to pixel and have shapes of some size.
-fn pattern(band: usize, x: usize, y: usize) -> u16 {
-    let wave = |v: usize, length: f64| (v as f64 / length).sin();
-    let shapes = wave(x + 9 * band, 13.0) * wave(y, 17.0) + wave(x + y, 5.0);
-    (2500.0 + 900.0 * shapes) as u16 + (x * 37 + y * 91 + band * 13) as u16 % 200
-}
+use crate::folder::{Folder, GROUND, SCALE, pattern, small};
 
 fn floats(raster: &Raster) -> Vec<f32> {
     raster.band_f32(0)
@@ -278,15 +99,21 @@ fn geo_08_no_seam_shows_where_windows_meet() {
         floats(&folder.whole("tiled.tif")),
     );
     let line = width * SCALE;
-    let (mut worst, mut least, mut most): (f32, f32, f32) = (0.0, 1.0, 0.0);
+    let (mut worst, mut least, mut most) = ((0.0, 0, 0), 1.0_f32, 0.0_f32);
     for row in 0..height * SCALE {
         for col in 0..width * SCALE {
             let p = whole[row * line + col];
-            worst = worst.max((p - tiled[row * line + col]).abs());
+            let apart = (p - tiled[row * line + col]).abs();
+            if apart > worst.0 {
+                worst = (apart, col / SCALE, row / SCALE);
+            }
             (least, most) = (least.min(p), most.max(p));
         }
     }
-    println!("probabilities from {least} to {most}, tiled ones differ by at most {worst}");
+    let (worst, col, row) = worst;
+    println!(
+        "probabilities from {least} to {most}; tiled ones differ by at most {worst}, at column {col}, row {row}"
+    );
     assert!(
         most - least > 0.05,
         "a map that shows something: {least} to {most}"
@@ -324,7 +151,7 @@ fn geo_12_any_size_is_mapped_at_exactly_five_times_it() {
 fn geo_23_no_data_stays_no_data_at_every_pixel_above_it() {
     let folder = Folder::new();
     folder.model(&small(2), (32, 8), |_, _| {});
-    let gap = |x: usize, y: usize| (x * 7 + y * 3) % 11 == 0 || (20..40).contains(&x);
+    let gap = |x: usize, y: usize| (x * 7 + y * 3).is_multiple_of(11) || (20..40).contains(&x);
     let value = |band, x, y| if gap(x, y) { 9 } else { pattern(band, x, y) };
     folder.image("in.tif", (70, 45), 2, Some(9.0), value);
     folder.predict(&[
@@ -445,7 +272,7 @@ fn geo_06_a_killed_prediction_goes_on_and_leaves_no_file_that_looks_whole() {
         );
         assert!(a == b, "the files differ");
     }
-    let left: Vec<String> = fs::read_dir(folder.0.path())
+    let left: Vec<String> = fs::read_dir(folder.path(""))
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .filter(|name| name.starts_with('.'))
