@@ -5,6 +5,7 @@
 //! peers', so that equal losses after equal numbers of steps prove equal work.
 
 mod device;
+pub mod foretold;
 pub mod job;
 pub mod peer;
 pub mod processes;
@@ -20,9 +21,13 @@ use serde::{Deserialize, Serialize};
 
 pub use job::{Device, Job, Precision, Sharding};
 use peer::Peers;
+use terrashard_trainer::planning::dry_run::Losses;
 use processes::{Program, Rank};
 
 pub use rank::speak;
+
+/// Who measures this program.
+const OURS: &str = "terrashard";
 
 /// What to measure: every model at every sharding, precision and number of ranks.
 #[derive(Clone, Debug)]
@@ -84,6 +89,9 @@ pub struct StagesRow {
     pub precision: Precision,
     /// Samples of one rank's batch.
     pub batch_per_rank: usize,
+    /// The most memory of a rank's device that `terrashard plan` foretells for the same job of ours, GiB.
+    #[serde(rename = "foretold_GiB", default)]
+    pub foretold_gib: Option<f64>,
     /// What was measured; none where it failed.
     #[serde(flatten)]
     pub measured: Option<Measured>,
@@ -146,6 +154,10 @@ impl StagesRow {
             ranks: job.ranks,
             precision: job.precision,
             batch_per_rank: job.batch,
+            foretold_gib: (who == OURS)
+                .then(|| foretold::foretold(job, Losses::default()).ok())
+                .flatten()
+                .map(|plan| plan.total as f64 / f64::from(1 << 30)),
             measured,
             error,
             commit: commit.into(),
@@ -162,7 +174,7 @@ pub fn run(bench: &StagesBench, mut each: impl FnMut(StagesRow)) -> Result<(), j
     let began = Instant::now();
     let mut skipped = 0;
     for job in jobs(bench)? {
-        let mut turns = vec![("terrashard".to_string(), Program::own(&job))];
+        let mut turns = vec![(OURS.to_string(), Program::own(&job))];
         let peers = bench.peers.as_ref();
         turns.extend(peers.into_iter().flat_map(|peers| peers.of(&job)));
         for (who, program) in turns {
@@ -222,7 +234,7 @@ impl Job {
     fn processes(&self, who: &str) -> Vec<Rank> {
         match (self.device, who) {
             (Device::Cuda, _) => Rank::all(self.ranks),
-            (_, "terrashard") => Rank::all(1),
+            (_, OURS) => Rank::all(1),
             _ => Rank::all(self.ranks),
         }
     }

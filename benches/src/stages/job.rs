@@ -23,6 +23,12 @@ pub enum Error {
         /// What was given.
         text: String,
     },
+    /// A job that cannot be planned.
+    #[error("failed to plan: {reason}")]
+    Plan {
+        /// Why.
+        reason: String,
+    },
     /// A device that this build has not.
     #[error(
         "this build has no {device}: build with `--features {feature}`, `cargo xtask libtorch` says how"

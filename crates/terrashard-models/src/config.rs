@@ -2,9 +2,10 @@
 
 use crate::error::{Error, Result};
 use crate::net::S2s2Net;
+use crate::progressive;
 use burn::tensor::Device;
 use serde::{Deserialize, Serialize};
-use terrashard_ops::Activation;
+use terrashard_ops::{Activation, Factor};
 
 /// Normalisation inside the head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -282,7 +283,7 @@ impl ModelConfig {
     }
 
     /// The probability with which this block of this stage is left out.
-    pub(crate) fn drop_path_at(&self, stage: usize, block: usize) -> f64 {
+    pub fn drop_path_at(&self, stage: usize, block: usize) -> f64 {
         let before: usize = self.depths[..stage].iter().sum();
         let last = self.depths.iter().sum::<usize>() - 1;
         // A single block is the first.
@@ -290,7 +291,7 @@ impl ModelConfig {
     }
 
     /// Height and width of the input are padded to multiples of this.
-    pub(crate) fn multiple(&self) -> usize {
+    pub fn multiple(&self) -> usize {
         let strides = self.stride.iter().scan(1, |product, stride| {
             *product *= stride;
             Some(*product)
@@ -300,6 +301,11 @@ impl ModelConfig {
             .zip(&self.sr_ratios)
             .map(|(stride, ratio)| stride * ratio)
             .fold(1, least_common_multiple)
+    }
+
+    /// The factors by which a segmentation of this scale is enlarged with [`Upsampling::Progressive`], from the head's output on.
+    pub fn enlargements(&self) -> Vec<Factor> {
+        progressive::factors(self.scale)
     }
 
     /// The model on this device, its parameters not yet initialised.

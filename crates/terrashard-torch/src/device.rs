@@ -40,6 +40,15 @@ impl Memory {
     }
 }
 
+/// Lets this process take no more than so many bytes of a GPU's memory, and of other GPUs the same share: what is above that is an
+/// error, as if there were no more. Comes before the first tensor on a GPU.
+///
+/// # Errors
+/// [`Error::Exception`](crate::Error) if LibTorch was built for the CPU alone, there is no such GPU, or tensors have been there.
+pub fn limit_memory(device: usize, bytes: u64) -> Result<()> {
+    shim::limit_memory(device, bytes)
+}
+
 /// Runs `body` and counts the bytes that LibTorch takes of the CPU's memory in this thread meanwhile: the most there are at a
 /// time above what there was before.
 ///

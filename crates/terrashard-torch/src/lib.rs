@@ -63,7 +63,7 @@ pub use {
     branch::{AttentionBranch, BranchActivation, FeedForwardBranch, Saved},
     columns::{columns, columns_backward},
     device::{
-        Memory, cpu_peak, empty_cache, is_deterministic, load_cuda, set_deterministic, set_tf32,
+        Memory, cpu_peak, empty_cache, is_deterministic, limit_memory, load_cuda, set_deterministic, set_tf32,
         version,
     },
     error::{Error, Result},

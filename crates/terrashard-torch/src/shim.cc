@@ -18,6 +18,7 @@
 #include <torch/headeronly/version.h>
 
 #include <c10/core/Allocator.h>
+#include <c10/core/AllocatorConfig.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <c10/util/env.h>
 #include <dlfcn.h>
@@ -25,8 +26,10 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <iomanip>
 #include <memory>
 #include <optional>
+#include <sstream>
 #include <stdexcept>
 #include <utility>
 
@@ -177,6 +180,20 @@ int terrashard_memory(char** message, int64_t device, int64_t* out) {
 
 int terrashard_reset_peak(char** message, int64_t device) {
   return guarded(message, [&] { at::accelerator::resetPeakStats(static_cast<c10::DeviceIndex>(device)); });
+}
+
+// The allocator of GPUs takes no more than so many bytes of this one, and the same share of others. It reads its settings when it
+// begins, so this comes before the first tensor on a GPU.
+int terrashard_limit_memory(char** message, int64_t device, int64_t bytes) {
+  return guarded(message, [&] {
+    const auto type = at::accelerator::getAccelerator(true).value();
+    TORCH_CHECK(!at::getDeviceAllocator(type)->initialized(), "memory can be limited before the first tensor alone");
+    const auto total = at::accelerator::getMemoryInfo(static_cast<c10::DeviceIndex>(device)).second;
+    const auto share = std::min(1.0, static_cast<double>(bytes) / static_cast<double>(total));
+    std::ostringstream setting;
+    setting << "per_process_memory_fraction:" << std::fixed << std::setprecision(12) << share;
+    c10::CachingAllocator::setAllocatorSettings(setting.str());
+  });
 }
 
 // From here on this thread's memory is counted, until `terrashard_counted_cpu`.

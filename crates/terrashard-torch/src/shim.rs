@@ -102,6 +102,7 @@ unsafe extern "C" {
     fn terrashard_is_deterministic() -> c_int;
     fn terrashard_set_deterministic(message: Message, on: c_int) -> c_int;
     fn terrashard_memory(message: Message, device: i64, out: *mut i64) -> c_int;
+    fn terrashard_limit_memory(message: Message, device: i64, bytes: i64) -> c_int;
     fn terrashard_count_cpu(message: Message) -> c_int;
     fn terrashard_counted_cpu(message: Message, out: *mut i64) -> c_int;
     fn terrashard_reset_peak(message: Message, device: i64) -> c_int;
@@ -128,6 +129,7 @@ pub(crate) enum Call {
     HostBuffer,
     Deterministic,
     Memory,
+    Limit,
     Tf32,
     ProfileStart,
     ProfileFinish,
@@ -158,6 +160,7 @@ impl Call {
             Self::HostBuffer => "a buffer of the host",
             Self::Deterministic => "the choice of deterministic algorithms",
             Self::Memory => "the count of the device's memory",
+            Self::Limit => "a limit of the device's memory",
             Self::Resize => "resizing",
             Self::ResizeBackward => "resizing's backward",
             Self::MaskLoss => "a loss of a mask",
@@ -441,6 +444,14 @@ pub(crate) fn memory(device: usize) -> Result<[i64; 4]> {
 pub(crate) fn reset_peak(device: usize) -> Result<()> {
     // SAFETY: takes nothing but the device's index, which LibTorch checks.
     Call::Memory.run(|message| unsafe { terrashard_reset_peak(message, device as i64) })
+}
+
+pub(crate) fn limit_memory(device: usize, bytes: u64) -> Result<()> {
+    let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
+    Call::Limit.run(|message| {
+        // SAFETY: takes nothing but numbers, and LibTorch checks the device's.
+        unsafe { terrashard_limit_memory(message, device as i64, bytes) }
+    })
 }
 
 pub(crate) fn count_cpu() -> Result<()> {

@@ -10,7 +10,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 pub use prediction::PredictArguments;
 use terrashard_models::Origin;
 
-use crate::config::Device;
+use crate::config::{Device, bytes};
 use crate::error::Result;
 
 /// Trains, tests and runs Sentinel-2 super-resolution segmentation models on sharded model states.
@@ -39,7 +39,7 @@ pub enum Command {
     Test(TestArguments),
     /// Map whole scenes: GeoTIFFs of classes, probabilities or the super-resolved image for each input.
     Predict(PredictArguments),
-    /// Tell what each ZeRO stage takes and sends on a rank; nothing is allocated and no scene is read.
+    /// Tell what each ZeRO stage takes and sends on a rank and which to take; nothing is allocated and no scene is read.
     Plan(PlanArguments),
     /// Compare the configuration's training with one rank at stage 0, step by step.
     Verify(VerifyArguments),
@@ -116,13 +116,18 @@ impl DeviceFlags {
     /// # Errors
     /// [`Error::NotInBuild`](crate::Error::NotInBuild), [`Error::NoGpu`](crate::Error::NoGpu).
     pub fn device(self) -> Result<Device> {
-        let device = match (self.device, self.backend) {
+        let device = self.named();
+        device.check()?;
+        Ok(device)
+    }
+
+    /// The device, whether or not it is there.
+    fn named(self) -> Device {
+        match (self.device, self.backend) {
             (DeviceFlag::Cuda, _) => Device::Cuda,
             (DeviceFlag::Cpu, BackendFlag::Flex) => Device::Cpu,
             (DeviceFlag::Cpu, BackendFlag::Tch) => Device::CpuLibTorch,
-        };
-        device.check()?;
-        Ok(device)
+        }
     }
 }
 
@@ -204,15 +209,34 @@ pub struct PlanArguments {
     /// Number of ranks, one for each GPU [default: the configuration's `zero.ranks`, where `auto` is 1]
     #[arg(long, value_name = "N")]
     pub gpus: Option<usize>,
-    /// Memory of a rank, for example 16GiB, to tell what fits [default: not asked]
+    /// Memory of a rank, for example 16GiB, to tell what fits [default: the configuration's `zero.device_memory`]
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     pub memory: Option<u64>,
+    /// What is to compute; the machine need not have it [default: cuda with `--gpus`, else cpu]
+    #[arg(long, value_enum)]
+    pub device: Option<DeviceFlag>,
+    /// What computes on the processor
+    #[arg(long, value_enum, default_value = "flex")]
+    pub backend: BackendFlag,
     /// Set a key of the configuration, the value in TOML: `--set train.precision=bf16`
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub set: Vec<String>,
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,
+}
+
+impl PlanArguments {
+    /// What is to compute.
+    pub fn device(&self) -> Device {
+        let device = match (self.device, self.gpus) {
+            (Some(device), _) => device,
+            (None, Some(_)) => DeviceFlag::Cuda,
+            (None, None) => DeviceFlag::Cpu,
+        };
+        let backend = self.backend;
+        DeviceFlags { device, backend }.named()
+    }
 }
 
 /// `terrashard verify`.
@@ -340,36 +364,6 @@ pub fn usage_error(error: &clap::Error, first: Option<&str>) -> Option<String> {
     Some(format!("{}; see `terrashard {help}`", message.join(" ")))
 }
 
-/// The least number of bytes that is taken without a unit.
-const LEAST_WITHOUT_UNIT: f64 = (1 << 20) as f64;
-
-/// A size such as `1GiB`, `512MiB` or `1000000`, in bytes.
-fn bytes(text: &str) -> Result<u64, String> {
-    let split = text
-        .find(|c: char| !c.is_ascii_digit() && c != '.')
-        .unwrap_or(text.len());
-    let (number, unit) = text.split_at(split);
-    let factor = match unit.trim() {
-        "" | "B" => 1u64,
-        "KiB" | "K" => 1 << 10,
-        "MiB" | "M" => 1 << 20,
-        "GiB" | "G" => 1 << 30,
-        _ => {
-            return Err(format!(
-                "unknown unit `{unit}`, write for example 1GiB or 512MiB"
-            ));
-        }
-    };
-    match number.parse::<f64>() {
-        // Nobody has that little: a unit was forgotten.
-        Ok(number) if unit.is_empty() && number < LEAST_WITHOUT_UNIT => Err(format!(
-            "{text} without a unit is {text} bytes, write for example {text}GiB or {text}MiB"
-        )),
-        Ok(number) => Ok((number * factor as f64) as u64),
-        Err(_) => Err("expected a number with a unit, for example 1GiB".into()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -444,18 +438,5 @@ mod tests {
         };
         assert!(help("test").contains("a shard of the weights"));
         assert!(!help("fit").contains("a shard of the weights"));
-    }
-
-    #[test]
-    fn sizes_have_units() {
-        assert_eq!(bytes("1GiB"), Ok(1 << 30));
-        assert_eq!(bytes("0.5MiB"), Ok(1 << 19));
-        assert_eq!(bytes("12B"), Ok(12));
-        assert_eq!(bytes("1048576"), Ok(1 << 20));
-        assert_eq!(
-            bytes("16").unwrap_err(),
-            "16 without a unit is 16 bytes, write for example 16GiB or 16MiB"
-        );
-        assert!(bytes("1GB").unwrap_err().contains("1GiB"));
     }
 }

@@ -20,7 +20,7 @@ use crate::evaluation::TestOptions;
 use crate::export::Weights;
 use crate::import::{ImportOptions, Imported};
 use crate::launching::{self, LaunchOptions};
-use crate::planning::PlanOptions;
+use crate::planning::{Breadth, PlanOptions};
 use crate::prediction::{Histogram, PredictOptions, Prediction};
 use crate::record::{Display, Scores, TestRecord, counted};
 use crate::run_directory::{RunDirectory, replace};
@@ -313,6 +313,8 @@ fn plan(arguments: &PlanArguments) -> Result<()> {
     let options = PlanOptions {
         ranks: arguments.gpus,
         memory: arguments.memory,
+        device: arguments.device(),
+        breadth: Breadth::Choices,
     };
     let record = planning::plan(&config, options)?;
     print(&match arguments.json {

@@ -8,6 +8,7 @@ mod device;
 mod keys;
 mod presets;
 mod sections;
+mod size;
 mod train;
 mod unsupported;
 mod validate;
@@ -18,6 +19,7 @@ pub use device::{Arithmetic, Device};
 pub use sections::{
     CheckpointSection, Config, DataSection, HighresSection, LogSection, Resume, SceneEntry,
 };
+pub use size::bytes;
 pub use terrashard_data::{Band, Region, Scaling, Selection};
 pub use terrashard_layout::Offload;
 pub use terrashard_models::{Loss, ModelConfig};

@@ -1,11 +1,16 @@
 //! `plan`: what each stage of ZeRO takes and sends on a rank, before anything is allocated.
 
 mod advice;
+mod choices;
+pub mod dry_run;
 mod page;
 
+pub use choices::{Choice, MicroBatch};
 pub use page::page;
 
-use burn::tensor::Device;
+use std::rc::Rc;
+
+use burn::tensor;
 use serde::Serialize;
 use terrashard_layout::{
     ElementType, LayoutConfig, Offload, ParameterSpec, RankBytes, ReduceType, ShardTable, Stage,
@@ -13,17 +18,36 @@ use terrashard_layout::{
 };
 use terrashard_models::S2s2Net;
 
-use crate::config::{self, Batch, Config, OptimizerRule, Precision, RecomputeChoice, ReduceDtype};
+use crate::config::{
+    self, Batch, Config, Device, OptimizerRule, Precision, RecomputeChoice, ReduceDtype,
+};
 use crate::error::{Error, Result};
 use crate::training::parameter_groups;
+use dry_run::{Footprint, Held, Losses, Step};
 
 /// What a plan is asked for beside the configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PlanOptions {
     /// Ranks, one for each GPU; `None` takes those of the configuration.
     pub ranks: Option<usize>,
-    /// Bytes of device memory of a rank.
+    /// Bytes of device memory of a rank; `None` takes `zero.device_memory`, if there is one.
     pub memory: Option<u64>,
+    /// What computes.
+    pub device: Device,
+    /// What is planned.
+    pub breadth: Breadth,
+    /// How a GPU computes losses.
+    pub losses: Losses,
+}
+
+/// How much is planned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Breadth {
+    /// Every stage, with the micro-batch and the recomputation of the configuration.
+    #[default]
+    Stages,
+    /// Beside that every stage with each recomputation and micro-batches of several sizes.
+    Choices,
 }
 
 /// What `plan` prints as JSON.
@@ -39,12 +63,21 @@ pub struct PlanRecord {
     pub shard_group: usize,
     /// Element type of the computation.
     pub precision: Precision,
+    /// What computes.
+    pub device: Device,
+    /// Height and width of a sample in pixels of the image.
+    pub chip: usize,
+    /// Samples of a micro-batch.
+    pub micro_batch: usize,
     /// Micro-batches of a step.
     pub accumulate: usize,
     /// The memory of a rank that was asked about, in bytes.
     pub memory: Option<u64>,
     /// Each stage without offload, then with it, in the order in which one would try them.
     pub stages: Vec<StagePlan>,
+    /// Each stage and offload with each recomputation, in the order in which one would try them; none where they were not asked
+    /// for.
+    pub choices: Vec<Choice>,
     /// What to do, in one sentence.
     pub advice: String,
 }
@@ -70,8 +103,12 @@ pub struct StagePlan {
     pub buckets: u64,
     /// Parameters that are gathered for their use, with those that are gathered ahead.
     pub gathered: u64,
-    /// Activations; none, since they are not predicted yet.
-    pub activations: Option<u64>,
+    /// Images and targets of a micro-batch.
+    pub batch: u64,
+    /// What lives from forward to backward.
+    pub activations: u64,
+    /// What operations need when most is held.
+    pub workspace: u64,
     /// What is kept in host memory.
     pub host: u64,
     /// Bytes that a rank sends in one step.
@@ -80,11 +117,13 @@ pub struct StagePlan {
     pub wire_by_verb: StepTraffic,
     /// The share of the model, 0 to 1, that `zero.persist_bytes` keeps whole on every rank.
     pub replicated_share: f64,
-    /// Everything on the device that is predicted: states, gradients, buckets and what is gathered.
+    /// The most that the device holds at once. Less than the sum of the others, since gradients come as activations go.
     pub total: u64,
+    /// What it holds then.
+    pub at_peak: dry_run::AtPeak,
     /// Whether `total` is at most the memory that was asked about.
     pub fits: Option<bool>,
-    /// All bytes by kind.
+    /// All bytes of model states by kind.
     #[serde(skip)]
     pub bytes: RankBytes,
 }
@@ -101,6 +140,25 @@ const CHOICES: [(Stage, Offload); 8] = [
     (Stage::Three, Offload::Parameters),
 ];
 
+/// A stage with an offload, laid out.
+#[derive(Debug, Clone)]
+struct Laid {
+    stage: Stage,
+    offload: Offload,
+    held: Held,
+    wire: StepTraffic,
+}
+
+/// What every stage is planned for.
+struct Planned<'a> {
+    config: &'a Config,
+    batch: Batch,
+    device: Device,
+    losses: Losses,
+    /// In the order of [`CHOICES`].
+    laid: Vec<Laid>,
+}
+
 /// Plans a configuration. The model is described and not allocated; no file but the configuration is read.
 ///
 /// # Errors
@@ -115,10 +173,51 @@ pub fn plan(config: &Config, options: PlanOptions) -> Result<PlanRecord> {
     }
     config.zero.check_group(ranks)?;
     let batch = Batch::resolve(&config.train, ranks)?;
-    let model = config.model.init(&Device::flex())?;
+    let model = config.model.init(&tensor::Device::flex())?;
     let parameters = parameters(config, &model)?;
     let shard_group = config.zero.shard_group.unwrap_or(ranks);
-    let mut stages = Vec::with_capacity(CHOICES.len());
+    let memory = options.memory.or(config.zero.device_memory);
+    let planned = Planned {
+        config,
+        batch,
+        device: options.device,
+        losses: options.losses,
+        laid: lay_out(config, &model, &parameters, batch, ranks)?,
+    };
+    let mut record = PlanRecord {
+        parameters: parameters.iter().map(|each| each.numel() as u64).sum(),
+        parameter_bytes: parameters.iter().map(|each| each.bytes() as u64).sum(),
+        ranks,
+        shard_group,
+        precision: config.train.precision,
+        device: options.device,
+        chip: config.data.chip,
+        micro_batch: batch.micro,
+        accumulate: batch.accumulate,
+        memory,
+        stages: planned.stages(memory),
+        choices: match options.breadth {
+            Breadth::Stages => Vec::new(),
+            Breadth::Choices => planned.choices(memory),
+        },
+        advice: String::new(),
+    };
+    if options.breadth == Breadth::Choices {
+        record.advice = advice::advice(&record, &planned);
+    }
+    Ok(record)
+}
+
+/// Lays a model out for every stage.
+fn lay_out(
+    config: &Config,
+    model: &S2s2Net,
+    parameters: &[ParameterSpec],
+    batch: Batch,
+    ranks: usize,
+) -> Result<Vec<Laid>> {
+    let shard_group = config.zero.shard_group.unwrap_or(ranks);
+    let mut laid = Vec::with_capacity(CHOICES.len());
     for stage in Stage::ALL {
         // Stage 0 has no shards, so its ranks are one group.
         let group = match stage {
@@ -131,80 +230,104 @@ pub fn plan(config: &Config, options: PlanOptions) -> Result<PlanRecord> {
             persist_bytes: config.zero.persist_bytes,
             bucket_bytes: config.zero.bucket_bytes,
         };
-        let table = ShardTable::new(parameters.clone(), &layout)?;
-        let states = state_config(config, &model, &table, batch);
+        let table = Rc::new(ShardTable::new(parameters.to_vec(), &layout)?);
+        let states = state_config(config, model, &table, batch);
         for (_, offload) in CHOICES.into_iter().filter(|(of, _)| *of == stage) {
             let states = StateConfig {
                 offload,
                 ..states.clone()
             };
-            let bytes = table.rank_bytes(&states);
-            let wire = table.step_traffic(&states, ranks / group);
-            stages.push(StagePlan::new(
-                &table, offload, bytes, wire, config, options,
-            ));
+            laid.push(Laid {
+                stage,
+                offload,
+                wire: table.step_traffic(&states, ranks / group),
+                held: Held {
+                    bytes: table.rank_bytes(&states),
+                    table: table.clone(),
+                    states: Rc::new(states),
+                },
+            });
         }
     }
-    let place = |plan: &StagePlan| {
-        CHOICES
-            .iter()
-            .position(|choice| *choice == (plan.stage, plan.offload))
+    let place = |laid: &Laid| {
+        let choice = (laid.stage, laid.offload);
+        CHOICES.iter().position(|other| *other == choice)
     };
-    stages.sort_by_key(place);
-    let mut record = PlanRecord {
-        parameters: parameters.iter().map(|each| each.numel() as u64).sum(),
-        parameter_bytes: parameters.iter().map(|each| each.bytes() as u64).sum(),
-        ranks,
-        shard_group,
-        precision: config.train.precision,
-        accumulate: batch.accumulate,
-        memory: options.memory,
-        stages,
-        advice: String::new(),
-    };
-    record.advice = advice::advice(&record);
-    Ok(record)
+    laid.sort_by_key(place);
+    Ok(laid)
+}
+
+impl Planned<'_> {
+    fn footprint(
+        &self,
+        laid: &Laid,
+        recompute: &RecomputeChoice,
+        side: usize,
+        micro_batch: usize,
+    ) -> Footprint {
+        let step = Step {
+            model: &self.config.model,
+            loss: self.config.train.loss,
+            side,
+            micro_batch,
+            element: element(self.config.train.precision),
+            recompute,
+            device: self.device,
+            losses: self.losses,
+        };
+        dry_run::footprint(&step, &laid.held)
+    }
+
+    fn stages(&self, memory: Option<u64>) -> Vec<StagePlan> {
+        let stage = |laid: &Laid| {
+            let (config, recompute) = (self.config, &self.config.zero.recompute);
+            let step = self.footprint(laid, recompute, config.data.chip, self.batch.micro);
+            StagePlan::new(laid, recompute, step, memory)
+        };
+        self.laid.iter().map(stage).collect()
+    }
 }
 
 impl StagePlan {
-    fn new(
-        table: &ShardTable,
-        offload: Offload,
-        bytes: RankBytes,
-        wire: StepTraffic,
-        config: &Config,
-        options: PlanOptions,
-    ) -> Self {
-        let total = bytes.total();
+    fn new(laid: &Laid, recompute: &RecomputeChoice, step: Footprint, memory: Option<u64>) -> Self {
+        let bytes = laid.held.bytes;
         Self {
-            stage: table.stage(),
-            offload,
-            recompute: config.zero.recompute.clone(),
+            stage: laid.stage,
+            offload: laid.offload,
+            recompute: recompute.clone(),
             states: bytes.parameters + bytes.optimizer(),
             parameters: bytes.parameters,
             optimizer: bytes.optimizer(),
             gradients: bytes.gradients,
             buckets: bytes.buckets,
             gathered: bytes.gathered,
-            activations: None,
-            host: bytes.host,
-            wire: wire.total(),
-            wire_by_verb: wire,
-            replicated_share: table.replicated_share(),
-            total,
-            fits: options.memory.map(|memory| total <= memory),
+            batch: step.batch,
+            activations: step.activations,
+            workspace: step.at_peak.workspace,
+            host: bytes.host + step.host,
+            wire: laid.wire.total(),
+            wire_by_verb: laid.wire,
+            replicated_share: laid.held.table.replicated_share(),
+            total: step.peak,
+            at_peak: step.at_peak,
+            fits: memory.map(|memory| step.peak <= memory),
             bytes,
         }
     }
 }
 
-/// The parameters of a model in declared order, in the element type of the computation.
-fn parameters(config: &Config, model: &S2s2Net) -> Result<Vec<ParameterSpec>> {
-    let dtype = match config.train.precision {
+/// The element type of the computation.
+fn element(precision: Precision) -> ElementType {
+    match precision {
         Precision::Fp32 | Precision::Tf32 => ElementType::F32,
         Precision::Bf16 => ElementType::Bf16,
         Precision::Fp16 => ElementType::F16,
-    };
+    }
+}
+
+/// The parameters of a model in declared order, in the element type of the computation.
+fn parameters(config: &Config, model: &S2s2Net) -> Result<Vec<ParameterSpec>> {
+    let dtype = element(config.train.precision);
     let declared = model.parameters();
     let names = declared.iter().map(|(name, _)| name.as_str());
     let groups = parameter_groups(config, names)?;

@@ -158,7 +158,7 @@ pub fn fit(config: &Config, options: &FitOptions) -> Result<Fitted> {
         last_step,
         start,
     };
-    let predicted = predicted(config, ranks)?;
+    let predicted = predicted(config, ranks, options.device)?;
     let lock = crew.first(|| {
         options.run.create()?;
         let lock = options.run.lock()?;
@@ -250,10 +250,11 @@ struct Predicted {
     sent: u64,
 }
 
-fn predicted(config: &Config, ranks: usize) -> Result<Predicted> {
+fn predicted(config: &Config, ranks: usize, device: Device) -> Result<Predicted> {
     let options = PlanOptions {
         ranks: Some(ranks),
-        memory: None,
+        device,
+        ..PlanOptions::default()
     };
     let planned = planning::plan(config, options)?.stages;
     let zero = &config.zero;

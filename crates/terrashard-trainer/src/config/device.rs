@@ -1,6 +1,7 @@
 //! Where tensors are: the processor or GPUs, and what computes there.
 
 use burn::tensor;
+use serde::Serialize;
 
 use crate::error::{Error, Result};
 
@@ -14,12 +15,14 @@ pub struct Arithmetic {
 }
 
 /// Where tensors are, and what computes there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Device {
     /// The processor, by burn's own backend.
     #[default]
     Cpu,
     /// The processor, by LibTorch.
+    #[serde(rename = "cpu-libtorch")]
     CpuLibTorch,
     /// NVIDIA GPUs, by LibTorch: one for each rank.
     Cuda,

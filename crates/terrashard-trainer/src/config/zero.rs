@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use terrashard_layout::{Offload, Stage};
 use terrashard_zero::Select;
 
-use super::Device;
+use super::{Device, size};
 
 /// `[zero]`: who owns which model states.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -39,6 +39,12 @@ pub struct ZeroSection {
     pub shard_group: Option<usize>,
     /// Whether buckets travel while backward goes on. Default: `true`.
     pub overlap: bool,
+    /// The most memory of its GPU that a rank takes, such as `"16GiB"`. Default: what there is.
+    #[serde(
+        deserialize_with = "size::deserialize",
+        serialize_with = "size::serialize"
+    )]
+    pub device_memory: Option<u64>,
 }
 
 impl Default for ZeroSection {
@@ -55,6 +61,7 @@ impl Default for ZeroSection {
             reduce_dtype: ReduceDtype::Fp32,
             shard_group: None,
             overlap: true,
+            device_memory: None,
         }
     }
 }

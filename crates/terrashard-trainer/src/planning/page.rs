@@ -1,13 +1,13 @@
-//! A plan as a table for people.
+//! A plan as tables for people.
 
 use serde::Serialize;
 use terrashard_layout::Offload;
 
-use super::{PlanRecord, StagePlan};
-use crate::config::Precision;
+use super::{Choice, PlanRecord, StagePlan};
+use crate::config::{Device, Precision, Recompute, RecomputeChoice};
 use crate::record::counted;
 
-const COLUMNS: [&str; 11] = [
+const COLUMNS: [&str; 13] = [
     "stage",
     "offload",
     "parameters",
@@ -15,7 +15,9 @@ const COLUMNS: [&str; 11] = [
     "optimizer",
     "buckets",
     "gathered",
-    "total",
+    "activations",
+    "workspace",
+    "at most",
     "host",
     "sent a step",
     "fits",
@@ -23,6 +25,41 @@ const COLUMNS: [&str; 11] = [
 
 /// The plan as it is printed, lines of text.
 pub fn page(plan: &PlanRecord) -> String {
+    let mut lines = vec![heading(plan)];
+    let mut rows = vec![COLUMNS.map(String::from).to_vec()];
+    rows.extend(plan.stages.iter().map(|stage| row(stage).to_vec()));
+    // Without `--memory` nobody asked what fits.
+    let columns = COLUMNS.len() - usize::from(plan.memory.is_none());
+    rows.iter_mut().for_each(|row| row.truncate(columns));
+    lines.extend(aligned(&rows, 2));
+    lines.push(
+        "\"at most\" is what a rank's device holds at once, with the batch: gradients come as activations go".into(),
+    );
+    let replicated = plan.stages.iter().map(|each| each.replicated_share);
+    let replicated = replicated.fold(0.0, f64::max);
+    if replicated > 0.0 {
+        lines.push(format!(
+            "zero.persist_bytes keeps {:.1} % of the model whole on every rank at stage 3",
+            100.0 * replicated
+        ));
+    }
+    if !plan.choices.is_empty() {
+        lines.push(String::new());
+        lines.push(match plan.memory {
+            Some(memory) => format!(
+                "at most, by samples of a micro-batch; what is in brackets does not fit into {}:",
+                bytes(memory)
+            ),
+            None => "at most, by samples of a micro-batch:".into(),
+        });
+        lines.extend(aligned(&choices(plan), 3));
+        lines.push(String::new());
+    }
+    lines.push(plan.advice.clone());
+    lines.join("\n") + "\n"
+}
+
+fn heading(plan: &PlanRecord) -> String {
     let precision = match plan.precision {
         Precision::Fp32 => "fp32",
         Precision::Tf32 => "tf32",
@@ -33,42 +70,41 @@ pub fn page(plan: &PlanRecord) -> String {
         true => String::new(),
         false => format!(" in groups of {}", plan.shard_group),
     };
-    let mut lines = vec![format!(
-        "{} parameters, {} in {precision}; on each of {}{groups}, with {} a step, activations not counted:",
+    let device = match plan.device {
+        Device::Cpu => "the processor (flex)",
+        Device::CpuLibTorch => "the processor (LibTorch)",
+        Device::Cuda => "a GPU (LibTorch)",
+    };
+    let micro_batches = match plan.accumulate {
+        1 => "1 micro-batch".into(),
+        more => format!("{more} micro-batches"),
+    };
+    format!(
+        "{} parameters, {} in {precision}; on {device}, on each of {}{groups}, with {micro_batches} of {} of {} px a step:",
         thousands(plan.parameters),
         bytes(plan.parameter_bytes),
         counted(plan.ranks, "rank"),
-        match plan.accumulate {
-            1 => "1 micro-batch".into(),
-            more => format!("{more} micro-batches"),
-        },
-    )];
-    let mut rows = vec![COLUMNS.map(String::from)];
-    rows.extend(plan.stages.iter().map(row));
-    // Without `--memory` nobody asked what fits.
-    let columns = COLUMNS.len() - usize::from(plan.memory.is_none());
+        counted(plan.micro_batch, "sample"),
+        plan.chip,
+    )
+}
+
+/// Rows of cells, as many of the first columns as are words to the left, the others to the right.
+fn aligned(rows: &[Vec<String>], words: usize) -> Vec<String> {
+    let columns = rows.first().map_or(0, Vec::len);
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
     let widths: Vec<usize> = (0..columns).filter_map(width).collect();
-    for row in &rows {
+    let line = |row: &Vec<String>| {
         let cells = row.iter().zip(&widths).enumerate();
         let cells: Vec<String> = cells
-            .map(|(column, (cell, width))| match column {
-                0 | 1 => format!("{cell:<width$}"),
-                _ => format!("{cell:>width$}"),
+            .map(|(column, (cell, width))| match column < words {
+                true => format!("{cell:<width$}"),
+                false => format!("{cell:>width$}"),
             })
             .collect();
-        lines.push(cells.join("  ").trim_end().to_string());
-    }
-    let replicated = plan.stages.iter().map(|each| each.replicated_share);
-    let replicated = replicated.fold(0.0, f64::max);
-    if replicated > 0.0 {
-        lines.push(format!(
-            "zero.persist_bytes keeps {:.1} % of the model whole on every rank at stage 3",
-            100.0 * replicated
-        ));
-    }
-    lines.push(plan.advice.clone());
-    lines.join("\n") + "\n"
+        cells.join("  ").trim_end().to_string()
+    };
+    rows.iter().map(line).collect()
 }
 
 fn row(plan: &StagePlan) -> [String; COLUMNS.len()] {
@@ -85,6 +121,8 @@ fn row(plan: &StagePlan) -> [String; COLUMNS.len()] {
         bytes(plan.optimizer),
         bytes(plan.buckets),
         bytes(plan.gathered),
+        bytes(plan.activations),
+        bytes(plan.workspace),
         bytes(plan.total),
         bytes(plan.host),
         bytes(plan.wire),
@@ -92,13 +130,59 @@ fn row(plan: &StagePlan) -> [String; COLUMNS.len()] {
     ]
 }
 
-/// A stage with its offload, in words.
-pub(super) fn name(plan: &StagePlan) -> String {
-    match plan.offload {
-        Offload::None => format!("stage {}", plan.stage),
-        Offload::Optimizer => format!("stage {} with `offload = \"optimizer\"`", plan.stage),
-        Offload::Parameters => format!("stage {} with `offload = \"parameters\"`", plan.stage),
+fn choices(plan: &PlanRecord) -> Vec<Vec<String>> {
+    let sizes = plan
+        .choices
+        .first()
+        .map_or(&[][..], |choice| &choice.micro_batches);
+    let mut head: Vec<String> = ["stage", "offload", "recompute"].map(String::from).to_vec();
+    head.extend(sizes.iter().map(|size| size.samples.to_string()));
+    head.extend(plan.memory.map(|_| "largest".to_string()));
+    let row = |choice: &Choice| {
+        let mut row = vec![
+            choice.stage.to_string(),
+            word(&choice.offload),
+            recomputation(&choice.recompute),
+        ];
+        row.extend(choice.micro_batches.iter().map(|size| match size.fits {
+            Some(false) => format!("({})", bytes(size.total)),
+            _ => bytes(size.total),
+        }));
+        row.extend(plan.memory.map(|_| {
+            let largest = choice.largest.map(|largest| largest.to_string());
+            largest.unwrap_or_else(|| "none".into())
+        }));
+        row
+    };
+    let mut rows = vec![head];
+    rows.extend(plan.choices.iter().map(row));
+    rows
+}
+
+fn recomputation(choice: &RecomputeChoice) -> String {
+    match choice {
+        RecomputeChoice::All(one) => word(one),
+        RecomputeChoice::ByBlock(_) => "as configured".into(),
     }
+}
+
+/// A way to train, in words.
+pub(super) fn way(choice: &Choice) -> String {
+    let offload = match choice.offload {
+        Offload::None => "",
+        Offload::Optimizer => " with `offload = \"optimizer\"`",
+        Offload::Parameters => " with `offload = \"parameters\"`",
+    };
+    let recompute = match &choice.recompute {
+        RecomputeChoice::All(Recompute::Keep) => String::new(),
+        RecomputeChoice::ByBlock(_) => " with `recompute` as configured".into(),
+        RecomputeChoice::All(one) => format!(" with `recompute = \"{}\"`", word(one)),
+    };
+    let and = match (offload.is_empty(), recompute.is_empty()) {
+        (false, false) => " and",
+        _ => "",
+    };
+    format!("stage {}{offload}{and}{recompute}", choice.stage)
 }
 
 /// The word by which a configuration names a value.
