@@ -21,8 +21,8 @@ use serde::{Deserialize, Serialize};
 
 pub use job::{Device, Job, Precision, Sharding};
 use peer::Peers;
-use terrashard_trainer::planning::dry_run::Losses;
 use processes::{Program, Rank};
+use terrashard_trainer::planning::dry_run::Losses;
 
 pub use rank::speak;
 

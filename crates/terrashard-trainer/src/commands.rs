@@ -315,6 +315,7 @@ fn plan(arguments: &PlanArguments) -> Result<()> {
         memory: arguments.memory,
         device: arguments.device(),
         breadth: Breadth::Choices,
+        ..PlanOptions::default()
     };
     let record = planning::plan(&config, options)?;
     print(&match arguments.json {

@@ -70,7 +70,7 @@ fn within(plan: &PlanRecord, planned: &Planned<'_>, memory: u64) -> String {
     let plain = plan.choices.first();
     let reason = match plain.and_then(|plain| Some((plain, plain.of(plan.micro_batch)?))) {
         Some((plain, _)) if std::ptr::eq(plain, best) => {
-            "the least that is to be done, so no sharding is needed".into()
+            "it fits as it is, so nothing has to be sharded".into()
         }
         Some((_, alone)) => reason(plan, best, alone, memory),
         None => String::new(),

@@ -165,9 +165,9 @@ fn where_zero_does_not_help_the_advice_says_so() {
     let text = advice(&["--set", "train.global_batch=16"]);
     assert!(text.starts_with("ZeRO will help little here"), "{text}");
     // 16 samples do not fit, but some do.
-    let text = advice(&["--set", "train.global_batch=32", "--memory", "1GiB"]);
+    let text = advice(&["--set", "train.global_batch=32", "--memory", "600MiB"]);
     assert!(
-        text.starts_with("nothing fits into 1.00 GiB with 16 samples"),
+        text.starts_with("nothing fits into 600.0 MiB with 16 samples"),
         "{text}"
     );
     assert!(
@@ -225,7 +225,7 @@ fn activations_grow_with_samples_and_pixels_and_go_with_recomputation() {
         "data.chip=64",
         "zero.recompute=\"recompute\"",
     ]);
-    assert!(again < one / 2, "{again} of {one}");
+    assert!(again < one * 6 / 10, "{again} of {one}");
     let offloaded = of(&[
         "train.global_batch=1",
         "data.chip=64",

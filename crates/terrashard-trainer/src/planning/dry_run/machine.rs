@@ -3,8 +3,8 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use super::ledger::{Blank, Kind, Ledger};
 use super::Losses;
+use super::ledger::{Blank, Kind, Ledger};
 use super::reduction::Reduction;
 use crate::config::Device;
 
