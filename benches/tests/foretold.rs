@@ -12,8 +12,8 @@ const GIB: f64 = (1u64 << 30) as f64;
 /// Every row of ours in a record.
 fn rows() -> Vec<Value> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("runs/2026-11-30-2x-h200/results.json");
-    let text = std::fs::read_to_string(path).unwrap();
-    let rows: Vec<Value> = serde_json::from_str(&text).unwrap();
+    let text = std::fs::read_to_string(path).expect("the record is kept");
+    let rows: Vec<Value> = serde_json::from_str(&text).expect("a record is JSON");
     let ours = rows
         .into_iter()
         .filter(|row| row["who"] == "terrashard" && row["alloc_GiB"].is_number());
@@ -21,16 +21,16 @@ fn rows() -> Vec<Value> {
 }
 
 fn job(row: &Value) -> Job {
-    let number = |key: &str| row[key].as_u64().unwrap() as usize;
+    let number = |key: &str| row[key].as_u64().expect("a number") as usize;
     Job {
-        model: row["model"].as_str().unwrap().into(),
+        model: row["model"].as_str().expect("a name").into(),
         px: number("px"),
         batch: number("batch_per_rank"),
-        precision: serde_json::from_value(row["precision"].clone()).unwrap(),
+        precision: serde_json::from_value(row["precision"].clone()).expect("a type"),
         sharding: Sharding {
             stage: number("stage") as u8,
-            offload: row["offload"].as_bool().unwrap(),
-            recompute: row["recompute"].as_bool().unwrap(),
+            offload: row["offload"] == true,
+            recompute: row["recompute"] == true,
         },
         ranks: number("ranks"),
         device: Device::Cuda,
@@ -48,8 +48,9 @@ fn peaks_on_gpus_are_foretold_within_two_percent() {
     assert!(rows.len() >= 15, "{}", rows.len());
     for row in rows {
         let job = job(&row);
-        let measured = row["alloc_GiB"].as_f64().unwrap();
-        let foretold = foretold(&job, Losses::Composed).unwrap().total as f64 / GIB;
+        let measured = row["alloc_GiB"].as_f64().expect("a number");
+        let foretold = foretold(&job, Losses::Composed).expect("the models are known");
+        let foretold = foretold.total as f64 / GIB;
         let error = foretold / measured - 1.0;
         let what = format!(
             "{} {} {} x {} px, stage {}, {} ranks: {foretold:.3} GiB, measured {measured:.3}, {:+.1} %",
