@@ -3,6 +3,8 @@
 //! The library part is what `cargo xtask parity` and the tests share.
 
 pub mod backend;
+#[cfg(feature = "tch")]
+pub mod both_backends;
 pub mod chain;
 pub mod checkpoints;
 pub mod counted;

@@ -2,97 +2,15 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::{DType, Tensor, TensorData};
 use terrashard_ops::{
     Activation, Alone, BatchStatistics, ConvShape, Enlarged, Focal, IGNORE, Labels, LevelOrder,
-    SoftBce, activate, affinity, attention, batch_norm, batch_sums, conv2d, dice, enlarge_conv2d,
-    focal, fuse_levels, l1, layer_norm, linear, resize_bilinear, soft_bce, upsample_conv2d,
+    SoftBce, activate, affinity, attention, batch_norm, batch_sums, class_dice, conv2d,
+    cross_entropy, dice, enlarge_conv2d, focal, fuse_levels, l1, layer_norm, linear,
+    resize_bilinear, soft_bce, upsample_conv2d,
 };
 use terrashard_tests::backend::Backend;
-
-/// Values between -1 and 1 without pattern.
-fn noise<const D: usize>(seed: u64, shape: [usize; D]) -> TensorData {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let mut next = || {
-        state = state
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1);
-        (state >> 11) as f64 / (1u64 << 52) as f64 - 1.0
-    };
-    let values: Vec<f64> = (0..shape.iter().product()).map(|_| next()).collect();
-    TensorData::new(values, shape)
-}
-
-/// Inputs of one operation: the same values on both backends.
-struct Inputs {
-    device: Device,
-    dtype: DType,
-    leaves: Vec<Tensor<1>>,
-}
-
-impl Inputs {
-    /// A tracked tensor; each one has other values.
-    fn tensor<const D: usize>(&mut self, shape: [usize; D]) -> Tensor<D> {
-        let flat = noise(self.leaves.len() as u64 + 1, [shape.iter().product()]);
-        let leaf = Tensor::from_data(flat, (&self.device, self.dtype)).require_grad();
-        self.leaves.push(leaf.clone());
-        leaf.reshape(shape)
-    }
-
-    /// One label in seven is ignored.
-    fn labels(&self, shape: [usize; 3]) -> Labels {
-        let count = shape.iter().product();
-        let label = |index: usize| match index % 7 {
-            3 => IGNORE,
-            rest => (rest > 3) as u8,
-        };
-        Labels::new((0..count).map(label).collect(), shape, &self.device)
-    }
-}
-
-fn host<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
-    tensor.into_data().iter::<f64>().collect()
-}
-
-/// The result and the gradients of all inputs.
-fn run<const D: usize>(
-    backend: Backend,
-    dtype: DType,
-    operation: &impl Fn(&mut Inputs) -> Tensor<D>,
-) -> Vec<Vec<f64>> {
-    let mut inputs = Inputs {
-        device: backend.device().autodiff(),
-        dtype,
-        leaves: Vec::new(),
-    };
-    let y = operation(&mut inputs);
-    let weights = Tensor::from_data(noise(99, y.dims()), (&inputs.device, y.dtype()));
-    let gradients = (y.clone() * weights).sum().backward();
-    let leaves = inputs.leaves.iter().map(|leaf| {
-        let gradient = leaf.grad(&gradients);
-        host(gradient.expect("every input is part of the graph"))
-    });
-    [host(y)].into_iter().chain(leaves).collect()
-}
-
-/// Both backends, in both types.
-#[track_caller]
-fn check<const D: usize>(operation: impl Fn(&mut Inputs) -> Tensor<D>) {
-    for (dtype, bound) in [(DType::F64, 1e-11), (DType::F32, 2e-5)] {
-        let expected = run(Backend::Flex, dtype, &operation);
-        let got = run(Backend::Tch, dtype, &operation);
-        assert_eq!(got.len(), expected.len());
-        for (index, (got, expected)) in got.iter().zip(&expected).enumerate() {
-            assert_eq!(got.len(), expected.len());
-            let pairs = || got.iter().zip(expected);
-            let difference: f64 = pairs().map(|(a, b)| (a - b) * (a - b)).sum();
-            let norm: f64 = expected.iter().map(|value| value * value).sum();
-            let rel = (difference / norm).sqrt();
-            assert!(norm > 0.0, "{dtype:?}, tensor {index} is zero");
-            assert!(rel < bound, "{dtype:?}, tensor {index}: {rel:e}");
-        }
-    }
-}
+use terrashard_tests::both_backends::{Inputs, check, check_narrow, host, noise, run};
 
 fn same(stride: usize, padding: usize, groups: usize) -> ConvShape {
     ConvShape {
@@ -366,20 +284,35 @@ fn losses_make_no_temporary_of_the_maps_size() {
         &|map| l1(map, target.clone(), 1.0),
     ];
     for (index, loss) in losses.into_iter().enumerate() {
-        let map = Tensor::from_data(noise(1, shape), (&device, DType::F32)).require_grad();
-        let run = || map.grad(&loss(map.clone()).backward());
-        let (gradient, peak) = terrashard_torch::cpu_peak(run).expect("nothing else counts");
-        assert!(gradient.is_some());
-        // The gradient, and what one sample of 32 needs: that of the focal loss is fifteen maps of a sample.
-        assert!(
-            peak >= bytes,
-            "loss {index}: {peak} bytes are less than a gradient"
-        );
-        assert!(
-            peak < bytes + bytes * 2 / 3,
-            "loss {index}: {peak} of {bytes} bytes"
-        );
+        // What one sample of 32 needs: that of the focal loss is fifteen maps of a sample.
+        check_peak(index, shape, bytes * 2 / 3, loss);
     }
+    let shape = [SAMPLES, 4, 60, 60];
+    let classes: [&dyn Fn(Tensor<4>) -> Tensor<1>; 2] =
+        [&|map| cross_entropy(map, &labels, 1.0), &|map| {
+            class_dice(map, &labels, 0.1, 32.0, &Alone)
+        }];
+    for (index, loss) in classes.into_iter().enumerate() {
+        check_peak(losses.len() + index, shape, bytes * 2 / 3, loss);
+    }
+}
+
+/// Beside the gradient, a loss takes no more than `beside` bytes.
+fn check_peak(index: usize, shape: [usize; 4], beside: u64, loss: &dyn Fn(Tensor<4>) -> Tensor<1>) {
+    let device = Backend::Tch.device().autodiff();
+    let bytes = 4 * shape.iter().product::<usize>() as u64;
+    let map = Tensor::from_data(noise(1, shape), (&device, DType::F32)).require_grad();
+    let run = || map.grad(&loss(map.clone()).backward());
+    let (gradient, peak) = terrashard_torch::cpu_peak(run).expect("nothing else counts");
+    assert!(gradient.is_some());
+    assert!(
+        peak >= bytes,
+        "loss {index}: {peak} bytes are less than a gradient"
+    );
+    assert!(
+        peak < bytes + beside,
+        "loss {index}: {peak} of {bytes} bytes"
+    );
 }
 
 #[test]
@@ -441,21 +374,37 @@ fn losses() {
     check(|of| affinity(of.tensor([2, 6, 8, 8]), of.tensor([2, 4, 8, 8]), 2, 9.0));
 }
 
-/// In both types of 16 bits, against values that are computed in `f32` and rounded once. The inputs are the same.
-#[track_caller]
-fn check_narrow<const D: usize>(operation: impl Fn(&mut Inputs) -> Tensor<D>) {
-    for (dtype, bound) in [(DType::BF16, 1.0 / 128.0), (DType::F16, 1.0 / 1024.0)] {
-        let expected = run(Backend::Flex, dtype, &operation);
-        let got = run(Backend::Tch, dtype, &operation);
-        assert_eq!(got.len(), expected.len());
-        for (index, (got, expected)) in got.iter().zip(&expected).enumerate() {
-            let pairs = || got.iter().zip(expected);
-            let difference: f64 = pairs().map(|(a, b)| (a - b) * (a - b)).sum();
-            let norm: f64 = expected.iter().map(|value| value * value).sum();
-            let rel = (difference / norm).sqrt();
-            assert!(rel < bound, "{dtype:?}, tensor {index}: {rel:e}");
-        }
-    }
+#[test]
+fn losses_of_several_classes() {
+    let shape = [3, 4, 12, 13];
+    // Class 3 is that of no pixel.
+    let labels = |of: &Inputs| {
+        let label = |index: usize| match index % 7 {
+            3 => IGNORE,
+            rest => (rest % 3) as u8,
+        };
+        let labels = (0..3 * 12 * 13).map(label).collect();
+        Labels::new(labels, [3, 12, 13], &of.device)
+    };
+    check(|of| cross_entropy(of.tensor(shape) * 5.0, &labels(of), 30.0));
+    check(|of| class_dice(of.tensor(shape) * 5.0, &labels(of), 0.1, 3.0, &Alone));
+    check_narrow(|of| cross_entropy(of.tensor(shape), &labels(of), 30.0));
+    check_narrow(|of| class_dice(of.tensor(shape), &labels(of), 0.1, 3.0, &Alone));
+
+    // An ignored pixel may hold anything.
+    let device = Backend::Tch.device().autodiff();
+    let data = TensorData::new(vec![f32::NAN, 1.0, f32::NAN, 2.0], [1, 2, 1, 2]);
+    let map = Tensor::<4>::from_data(data, &device).require_grad();
+    let labels = Labels::new(vec![IGNORE, 0], [1, 1, 2], &device);
+    let loss = cross_entropy(map.clone(), &labels, 1.0);
+    // log(1 + e)
+    assert!((host(loss.clone())[0] - 1.0f64.exp().ln_1p()).abs() < 1e-6);
+    let gradient = host(map.grad(&loss.backward()).expect("tracked"));
+    assert_eq!([gradient[0], gradient[2]], [0.0, 0.0]);
+    assert!(
+        (gradient[1] + gradient[3]).abs() < 1e-6 && gradient[3] > 0.7,
+        "{gradient:?}"
+    );
 }
 
 #[test]

@@ -7,6 +7,7 @@ mod affinity;
 mod batch_norm;
 mod blocks;
 mod branches;
+mod classes;
 mod enlarge;
 mod losses;
 mod maps;
@@ -116,6 +117,9 @@ impl Kernels for LibTorch {
                 | Operation::Focal(..)
                 | Operation::SoftBce(..)
                 | Operation::DiceSums(_)
+                | Operation::ClassSums(_)
+                | Operation::CrossEntropy(..)
+                | Operation::ClassDice(..)
                 | Operation::L1(..)
                 | Operation::Affinity(..)
                 | Operation::FuseLevels(_)
@@ -352,6 +356,14 @@ impl Kernels for LibTorch {
 
     fn dice_sums(logits: Torch, labels: &Labels) -> Torch {
         maps::dice_sums(&logits, labels)
+    }
+
+    fn cross_entropy_forward(logits: Torch, labels: &Labels, divisor: f64) -> Torch {
+        maps::value(&Operation::CrossEntropy(divisor, labels.clone()), &[logits])
+    }
+
+    fn class_sums(logits: Torch, labels: &Labels) -> Torch {
+        maps::class_sums(&logits, labels)
     }
 
     fn l1_forward(x: Torch, target: &Tensor<4>, divisor: f64) -> Torch {

@@ -47,10 +47,10 @@ fn in_one_pass(map: &Tensor, mask: &Mask<'_>, loss: MaskLoss, slopes: bool) -> O
 }
 
 /// What is done with one piece of the batch: the sum of its loss, and its gradient into the second tensor.
-type Piece<'a> = dyn Fn(&Tensor, (i64, i64), Option<&Tensor>) -> Tensor + 'a;
+pub(super) type Piece<'a> = dyn Fn(&Tensor, (i64, i64), Option<&Tensor>) -> Tensor + 'a;
 
 /// Runs a loss over the pieces of a batch; a sample needs temporaries of so many elements.
-fn by_pieces(map: &Tensor, elements: i64, slopes: bool, body: &Piece<'_>) -> Loss {
+pub(super) fn by_pieces(map: &Tensor, elements: i64, slopes: bool, body: &Piece<'_>) -> Loss {
     let map = map.contiguous();
     let slope = slopes.then(|| map.empty_like());
     let mut value = Tensor::zeros([1], (Kind::Double, map.device()));
@@ -63,7 +63,7 @@ fn by_pieces(map: &Tensor, elements: i64, slopes: bool, body: &Piece<'_>) -> Los
 }
 
 /// The sum of all values, by rows first: adding a whole map value by value costs digits in `f32`.
-fn total(map: &Tensor) -> Tensor {
+pub(super) fn total(map: &Tensor) -> Tensor {
     map.sum_dim_intlist([-1].as_slice(), false, map.kind())
         .sum(Kind::Double)
 }
@@ -117,7 +117,7 @@ fn power(x: &Tensor, exponent: f64) -> Tensor {
     }
 }
 
-fn elements(map: &Tensor) -> i64 {
+pub(super) fn elements(map: &Tensor) -> i64 {
     let [_, c, h, w] = size4(map);
     c * h * w
 }

@@ -1,7 +1,7 @@
 //! Enlarged maps and their losses as the operations of the graph.
 
 use super::losses::{self, Loss, Mask};
-use super::{affinity, blocks, computed, enlarge, gradients, sampled, wanted_of_three};
+use super::{affinity, blocks, classes, computed, enlarge, gradients, sampled, wanted_of_three};
 use crate::kernels::{Gradients, Slopes};
 use crate::labels::Labels;
 use crate::operation::Operation;
@@ -71,12 +71,18 @@ pub(super) fn dice_sums(logits: &Torch, labels: &Labels) -> Torch {
     }))
 }
 
+pub(super) fn class_sums(logits: &Torch, labels: &Labels) -> Torch {
+    outer(with_mask(labels, |mask| classes::sums(inner(logits), mask)))
+}
+
 /// What a loss and its gradients are multiplied by.
 fn factor(loss: &Operation) -> f64 {
     match loss {
         Operation::Focal(focal, _) => 1.0 / focal.divisor,
         Operation::SoftBce(bce, _) => 1.0 / bce.divisor,
-        Operation::L1(_, divisor) | Operation::Affinity(_, divisor) => 1.0 / divisor,
+        Operation::L1(_, divisor)
+        | Operation::Affinity(_, divisor)
+        | Operation::CrossEntropy(divisor, _) => 1.0 / divisor,
         _ => 1.0,
     }
 }
@@ -99,6 +105,19 @@ fn unscaled(
             let kind = enlarge::wide(map.kind());
             let slope = slopes
                 .then(|| with_mask(labels, |mask| losses::dice_slope(map, mask, dice.slopes())));
+            let value = tch::Tensor::full([1], dice.value(), (kind, map.device()));
+            Loss { value, slope }
+        }
+        Operation::CrossEntropy(_, labels) => {
+            with_mask(labels, |mask| classes::cross_entropy(map, mask, slopes))
+        }
+        Operation::ClassDice(dice, labels) => {
+            let kind = enlarge::wide(map.kind());
+            let slope = slopes.then(|| {
+                with_mask(labels, |mask| {
+                    classes::dice_slope(map, mask, &dice.slopes())
+                })
+            });
             let value = tch::Tensor::full([1], dice.value(), (kind, map.device()));
             Loss { value, slope }
         }
