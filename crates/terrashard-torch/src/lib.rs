@@ -63,8 +63,8 @@ pub use {
     branch::{AttentionBranch, BranchActivation, FeedForwardBranch, Saved},
     columns::{columns, columns_backward},
     device::{
-        Memory, cpu_peak, empty_cache, is_deterministic, limit_memory, load_cuda, set_deterministic, set_tf32,
-        version,
+        Memory, cpu_peak, empty_cache, is_deterministic, limit_memory, load_cuda,
+        set_deterministic, set_tf32, version,
     },
     error::{Error, Result},
     flat::{Pieces, sums_of_squares},
