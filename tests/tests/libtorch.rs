@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor, TensorData};
 use terrashard_ops::{
-    Activation, Alone, BatchStatistics, ConvShape, Enlarged, Focal, IGNORE, Labels, LevelOrder,
-    SoftBce, activate, affinity, attention, batch_norm, batch_sums, class_dice, conv2d,
+    Activation, Alone, BatchStatistics, ConvShape, Enlarged, Factor, Focal, IGNORE, Labels,
+    LevelOrder, SoftBce, activate, affinity, attention, batch_norm, batch_sums, class_dice, conv2d,
     cross_entropy, dice, enlarge_conv2d, focal, fuse_levels, l1, layer_norm, linear,
     resize_bilinear, soft_bce, upsample_conv2d,
 };
@@ -187,6 +187,24 @@ fn maps_by_blocks() {
             }));
         }
     }
+}
+
+#[test]
+fn enlargement_by_two_and_a_half() {
+    // Odd sizes are cut, and one with a single row or column.
+    for [h, w] in [[4, 6], [5, 3], [1, 7], [1, 1]] {
+        let enlarge = |of: &mut Inputs| {
+            let (x, weight) = (of.tensor([3, 2, h, w]), of.tensor([5, 2, 3, 3]));
+            let bias = Some(of.tensor([5]));
+            upsample_conv2d(x, weight, bias, Factor::FiveHalves)
+        };
+        check(enlarge);
+        check_narrow(enlarge);
+    }
+    check(|of| {
+        let (x, weight) = (of.tensor([1, 3, 4, 4]), of.tensor([2, 3, 3, 3]));
+        upsample_conv2d(x, weight, None, Factor::FiveHalves)
+    });
 }
 
 #[test]

@@ -9,6 +9,7 @@ mod blocks;
 mod branches;
 mod classes;
 mod enlarge;
+mod five_halves;
 mod losses;
 mod maps;
 mod pointwise;
@@ -22,7 +23,6 @@ use crate::kernels::{Gradients, Kernels, Slopes, portable};
 use crate::labels::Labels;
 use crate::operation::Operation;
 use crate::overlap::SoftBce;
-use crate::upsample::Factor;
 use burn::backend::TensorMetadata;
 use burn::tensor::{DType, FloatDType, Tensor};
 use std::fmt::Display;
@@ -111,7 +111,7 @@ impl Kernels for LibTorch {
                 | Operation::Attention(_)
                 | Operation::Drop(_)
                 | Operation::Resize(..)
-                | Operation::UpsampleConv2d(Factor::Whole(_))
+                | Operation::UpsampleConv2d(_)
                 | Operation::EnlargeConv2d(_)
                 | Operation::Pixels(_)
                 | Operation::Focal(..)
@@ -328,6 +328,23 @@ impl Kernels for LibTorch {
         wanted: &[bool],
     ) -> Gradients<Self> {
         maps::enlarge_backward(&gradient, &x, &weight, factor, wanted)
+    }
+
+    fn upsample_conv2d_five_halves_forward(x: Torch, weight: Torch, bias: Option<Torch>) -> Torch {
+        let bias = bias.as_ref().map(inner);
+        outer(five_halves::forward(inner(&x), inner(&weight), bias))
+    }
+
+    fn upsample_conv2d_five_halves_backward(
+        gradient: Torch,
+        x: Torch,
+        weight: Torch,
+        wanted: &[bool],
+    ) -> Gradients<Self> {
+        let wanted_of_all = wanted_of_three(wanted);
+        let (gradient, x) = (inner(&gradient), inner(&x));
+        let results = five_halves::backward(gradient, x, inner(&weight), wanted_of_all);
+        gradients(results, wanted.len())
     }
 
     fn pixels_forward(map: Torch, factor: usize) -> Torch {
