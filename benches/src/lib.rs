@@ -7,6 +7,7 @@ pub mod host_adam;
 pub mod memory;
 pub mod model;
 pub mod npy;
+pub mod raster;
 pub mod record;
 pub mod report;
 pub mod stages;

@@ -23,6 +23,8 @@ enum Suite {
     HostAdam(Passed),
     /// The cloud task with and without the super-resolution branch: what it costs and what it is good for.
     Branch(Passed),
+    /// Reading windows and writing a Cloud Optimized GeoTIFF, beside rasterio.
+    Raster(Passed),
     /// Training steps of whole models at each ZeRO stage, beside PyTorch's and DeepSpeed's.
     Stages(Passed),
 }
@@ -40,6 +42,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Suite::Model(passed) => ("model", passed),
         Suite::HostAdam(passed) => ("host-adam", passed),
         Suite::Branch(passed) => ("branch", passed),
+        Suite::Raster(passed) => ("raster", passed),
         Suite::Stages(passed) => ("stages", passed),
     };
     let call = Call::new(&passed.args)?;

@@ -8,6 +8,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use terrashard_benches::branch::{self, BranchBench, BranchRow};
 use terrashard_benches::host_adam::{self, HostAdamBench, HostAdamRow, Variant};
 use terrashard_benches::model::{self, Backend, ModelRow, Peer};
+use terrashard_benches::raster::{self, RasterBench};
 use terrashard_benches::report::{Output, Report};
 use terrashard_benches::stages::peer::Peers;
 use terrashard_benches::stages::{
@@ -42,6 +43,8 @@ enum Suite {
         /// Its run directory.
         run: PathBuf,
     },
+    /// Reading windows and writing a Cloud Optimized GeoTIFF, beside rasterio.
+    Raster(RasterBench),
     /// Training steps of whole models at each ZeRO stage, beside PyTorch's and DeepSpeed's.
     Stages(Box<Stages>),
     /// One process of `stages`.
@@ -237,6 +240,7 @@ fn main() -> ExitCode {
         Suite::HostAdam(arguments) => run_host_adam(arguments),
         Suite::Branch(arguments) => run_branch(arguments),
         Suite::BranchRun { config, run } => run_one_branch(&config, &run),
+        Suite::Raster(bench) => raster::run(&bench).map_err(Failure::from),
         Suite::Stages(arguments) => run_stages(*arguments),
         // What went wrong is in the result already.
         Suite::StagesRank { job } => match stages::speak(&job) {
