@@ -114,6 +114,7 @@ pub fn test(config: &Config, checkpoint: &Path, options: &TestOptions) -> Result
         tile: data.tile(),
         overlap: data.overlap,
         ranks,
+        device,
         parameters: trained.parameter_bytes(device)?,
         memory,
     };

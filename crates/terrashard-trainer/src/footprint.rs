@@ -4,6 +4,7 @@ use terrashard_data::Mosaic;
 use terrashard_models::{ModelConfig, SUPERRES_CHANNELS};
 use terrashard_raster::{Metadata, RasterSpec, Window};
 
+use crate::config::Device;
 use crate::error::{Error, Result};
 use crate::mapping::Layers;
 
@@ -13,8 +14,8 @@ const PROGRAM_BYTES: u64 = 56 << 20;
 /// The reader keeps at most this many decoded tiles or strips.
 const DECODED_BLOCKS: u64 = 257;
 
-/// Decoded tiles that are kept where no limit is set.
-const CACHE_BYTES: u64 = 64 << 20;
+/// Decoded tiles that are kept at least where there is room, and at most unless two rows of them take more.
+const CACHE_BYTES: u64 = 256 << 20;
 
 /// Sides of windows are multiples of this: models pad to it.
 const WINDOW_STEP: usize = 32;
@@ -32,7 +33,9 @@ pub(crate) struct Request<'a> {
     pub(crate) overlap: usize,
     /// Most ranks.
     pub(crate) ranks: usize,
-    /// Bytes of the weights on one device, and devices that are part of this memory.
+    /// Where the network computes.
+    pub(crate) device: Device,
+    /// Bytes of the weights in this process's memory.
     pub(crate) parameters: u64,
     /// Bytes to stay below.
     pub(crate) memory: Option<u64>,
@@ -93,7 +96,9 @@ impl Request<'_> {
             }
             // What is left keeps decoded tiles, half of it at most: the rest is room for what an estimate does not see.
             let rest = memory - self.bytes(tile, ranks, 0, region, outputs)?;
-            let cache_bytes = (rest / 2).max(reading(tile).least).min(rest);
+            let Reading { least, comfortable } = reading(tile);
+            let most = comfortable.max(CACHE_BYTES);
+            let cache_bytes = (rest / 2).min(most).max(least).min(rest);
             return Ok(Fit {
                 tile,
                 ranks,
@@ -157,7 +162,11 @@ impl Request<'_> {
             false => self.model.classes,
         };
         let maps = 4 * fine * (3 * branches as u64 + 3 * outputs);
-        pixels * (input + maps + self.network_bytes_per_pixel())
+        let network = match self.device {
+            Device::Cuda => 0,
+            Device::Cpu | Device::CpuLibTorch => self.network_bytes_per_pixel(),
+        };
+        pixels * (input + maps + network)
     }
 
     /// The widest place of the network, by pixel of its input.

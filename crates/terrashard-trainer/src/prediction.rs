@@ -155,6 +155,7 @@ pub fn predict(options: &PredictOptions) -> Result<Prediction> {
         tile,
         overlap,
         ranks: options.ranks,
+        device: options.device,
         parameters: trained.parameter_bytes(options.device)?,
         memory: options.memory,
     };
@@ -399,11 +400,11 @@ impl SceneWork<'_> {
         identity.add("version", &env!("CARGO_PKG_VERSION"));
         identity.add_model(trained)?;
         match options.inputs.get(self.index) {
-            Some(path) => identity.add_file(path)?,
+            Some(path) => identity.add_image(path)?,
             None => {
                 identity.add("files", &options.bands);
                 for band in &options.bands {
-                    identity.add_file(&band.path)?;
+                    identity.add_image(&band.path)?;
                 }
             }
         }

@@ -34,17 +34,36 @@ impl Identity {
         Ok(())
     }
 
-    /// Adds an image by its place, its length and when it was last written.
+    /// Adds an image by its place, and the lengths of its files and when they were last written: those of a folder, of a file, or of
+    /// the archive that it is a member of.
     ///
     /// # Errors
     /// [`Error::Read`].
-    pub(crate) fn add_file(&mut self, path: &Path) -> Result<()> {
-        let path = fs::canonicalize(path).map_err(Error::read(path))?;
-        let found = fs::metadata(&path).map_err(Error::read(&path))?;
-        let written = found.modified().map_err(Error::read(&path))?;
+    pub(crate) fn add_image(&mut self, path: &Path) -> Result<()> {
+        self.add("image", &path);
+        let stored = match (path.exists(), path.parent()) {
+            (false, Some(archive)) => archive,
+            _ => path,
+        };
+        let place = fs::canonicalize(stored).map_err(Error::read(stored))?;
+        self.add_files(&place)
+    }
+
+    fn add_files(&mut self, path: &Path) -> Result<()> {
+        let found = fs::metadata(path).map_err(Error::read(path))?;
+        if found.is_dir() {
+            let entries = fs::read_dir(path).map_err(Error::read(path))?;
+            let mut entries = entries
+                .map(|entry| entry.map(|entry| entry.path()))
+                .collect::<Result<Vec<_>, _>>()
+                .map_err(Error::read(path))?;
+            entries.sort();
+            return entries.iter().try_for_each(|entry| self.add_files(entry));
+        }
+        let written = found.modified().map_err(Error::read(path))?;
         // A time before 1970 is as good as any.
         let written = written.duration_since(UNIX_EPOCH).unwrap_or_default();
-        self.add("image", &(path, found.len(), written));
+        self.add("file", &(path, found.len(), written));
         Ok(())
     }
 

@@ -125,7 +125,7 @@ fn a_test_scores_the_image_that_predict_writes() {
         &["fit", "run.toml", "--run", "run", "--quiet"],
         &[],
     );
-    let tested = |ranks: &str| -> Value {
+    let tested = |ranks: &str, more: &[&str]| -> Value {
         let line = [
             "test",
             "run.toml",
@@ -136,13 +136,17 @@ fn a_test_scores_the_image_that_predict_writes() {
             "--ranks",
             ranks,
         ];
+        let line = [&line[..], more].concat();
         let output = run(&scenario, &line, &["data.highres.baseline=[1, 2, 1, 2]"]);
         let mut record: Value = serde_json::from_slice(&output.stdout).unwrap();
         record.as_object_mut().unwrap().remove("seconds");
         record
     };
-    let record = tested("1");
-    assert_eq!(record, tested("3"), "the same on any number of ranks");
+    let record = tested("1", &[]);
+    assert_eq!(record, tested("3", &[]), "the same on any number of ranks");
+    // 2: read window by window, the same is counted.
+    let limited = tested("2", &["--memory", "1GiB"]);
+    assert_eq!(record, limited, "the same within a limit");
     for key in [
         "iou",
         "f1",
