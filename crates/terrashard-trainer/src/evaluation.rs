@@ -407,7 +407,7 @@ impl Receive for Map<'_> {
         Ok(())
     }
 
-    fn window(&mut self, done: usize, windows: usize) {
+    fn window(&mut self, done: usize, windows: usize, _reading: Duration) {
         self.progress.set_length(windows as u64);
         self.progress.advance(done as u64, None, 1);
     }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use burn::tensor;
 use burn::tensor::activation::{sigmoid, softmax};
@@ -61,6 +62,8 @@ struct Predicted {
     values: Vec<f32>,
     /// Which pixels of the image have data, `[h, w]`.
     valid: Vec<bool>,
+    /// How long the input took to be read.
+    reading: Duration,
     /// Pixels of the window's block that are zero in every band of the image, where no value is declared to stand for no data.
     zeros: u64,
 }
@@ -74,8 +77,8 @@ pub trait Receive {
     /// What the receiver finds; the work then ends.
     fn block(&mut self, block: Block, zeros: u64) -> Result<()>;
 
-    /// One more of `windows` windows is done.
-    fn window(&mut self, done: usize, windows: usize);
+    /// One more of `windows` windows is done, whose input took `reading` to be read and decoded.
+    fn window(&mut self, done: usize, windows: usize, reading: Duration);
 }
 
 impl Mapping<'_> {
@@ -243,13 +246,14 @@ impl Work<'_> {
             let Predicted {
                 values,
                 valid,
+                reading,
                 zeros,
             } = receivers[index % self.ranks].recv().map_err(gone)??;
             if let Some(block) = mosaic.add_valid(*window, &values, &valid)? {
                 drop(values);
                 to.block(block, zeros)?;
             }
-            to.window(index + 1, self.windows.len());
+            to.window(index + 1, self.windows.len(), reading);
         }
         Ok(())
     }
@@ -305,6 +309,7 @@ impl Work<'_> {
 
     /// The input of a window.
     fn patch(&self, index: usize) -> Result<Read> {
+        let began = Instant::now();
         let (window, region) = (self.windows[index], self.region);
         let (col, row) = (region.col + window.col, region.row + window.row);
         let patch = self
@@ -318,6 +323,7 @@ impl Work<'_> {
             window,
             bands: self.scene.bands(),
             patch,
+            reading: began.elapsed(),
             zeros,
         })
     }
@@ -352,6 +358,7 @@ struct Read {
     window: Window,
     bands: usize,
     patch: Patch,
+    reading: Duration,
     zeros: u64,
 }
 
@@ -363,6 +370,7 @@ impl Read {
         Predicted {
             values: map(values, shape),
             valid,
+            reading: self.reading,
             zeros: self.zeros,
         }
     }

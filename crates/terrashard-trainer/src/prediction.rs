@@ -105,6 +105,10 @@ pub struct Prediction {
     pub warnings: Vec<String>,
     /// Wall time in seconds.
     pub seconds: f64,
+    /// Of these, what threads took to read and decode windows, added up over them.
+    pub reading_seconds: f64,
+    /// And what was taken to write: the journal, the files, their overviews.
+    pub writing_seconds: f64,
     /// Millions of pixels of the map by that time.
     pub megapixels_per_second: f64,
     /// Windows that earlier calls had finished.
@@ -169,6 +173,8 @@ pub fn predict(options: &PredictOptions) -> Result<Prediction> {
         classes: Vec::new(),
         warnings: Vec::new(),
         seconds: 0.0,
+        reading_seconds: 0.0,
+        writing_seconds: 0.0,
         megapixels_per_second: 0.0,
         resumed_windows: 0,
         planned_bytes: 0,
@@ -192,6 +198,12 @@ pub fn predict(options: &PredictOptions) -> Result<Prediction> {
         let names: Vec<String> = names.collect();
         let maps = names.iter().map(String::as_str).zip(&images);
         Overlay::check(&maps.collect::<Vec<_>>(), trained.model.scale)?;
+    }
+    if overlap < trained.overlap {
+        done.warnings.push(format!(
+            "windows share {overlap} pixels in place of the {} that the model is tested with; their edges may show",
+            trained.overlap
+        ));
     }
     let mut pixels = 0;
     for (scene, image) in scenes.iter().zip(&images) {
@@ -287,6 +299,8 @@ impl SceneWork<'_> {
             histogram: Histogram::new(self.trained.model.classes.max(2)),
             zeros: 0,
             done: found,
+            reading: Duration::ZERO,
+            writing: Duration::ZERO,
             progress: Progress::new(self.options.display, "window", 0, 0, every),
         };
         if found > 0 {
@@ -299,7 +313,10 @@ impl SceneWork<'_> {
         }
         let row = found / mosaic.columns();
         mapping.go_on(&scene, scene.window(), mosaic.from_row(row), &mut map)?;
-        let (histogram, zeros) = map.finish()?;
+        let finished = map.finish()?;
+        let (histogram, zeros) = (finished.histogram, finished.zeros);
+        done.reading_seconds += finished.reading.as_secs_f64();
+        done.writing_seconds += finished.writing.as_secs_f64();
 
         let name = scene.image().path().display();
         if fit.tile < self.request.tile {

@@ -1,5 +1,7 @@
 //! One scene's prediction on its way into its files.
 
+use std::time::{Duration, Instant};
+
 use terrashard_data::Block;
 
 use super::histogram::Histogram;
@@ -21,7 +23,18 @@ pub(crate) struct SceneMap {
     pub(crate) zeros: u64,
     /// Windows that were done before.
     pub(crate) done: usize,
+    /// Time that threads read and decoded, added up, and that this one wrote.
+    pub(crate) reading: Duration,
+    pub(crate) writing: Duration,
     pub(crate) progress: Progress,
+}
+
+/// What is known of a scene whose files are in place.
+pub(crate) struct Done {
+    pub(crate) histogram: Histogram,
+    pub(crate) zeros: u64,
+    pub(crate) reading: Duration,
+    pub(crate) writing: Duration,
 }
 
 impl SceneMap {
@@ -44,13 +57,19 @@ impl SceneMap {
     ///
     /// # Errors
     /// [`crate::Error::Write`], [`crate::Error::Raster`].
-    pub(crate) fn finish(self) -> Result<(Histogram, u64)> {
+    pub(crate) fn finish(self) -> Result<Done> {
         self.progress.finish();
+        let began = Instant::now();
         for output in self.outputs {
             output.finish()?;
         }
         self.journal.remove()?;
-        Ok((self.histogram, self.zeros))
+        Ok(Done {
+            histogram: self.histogram,
+            zeros: self.zeros,
+            reading: self.reading,
+            writing: self.writing + began.elapsed(),
+        })
     }
 }
 
@@ -86,6 +105,7 @@ impl Receive for SceneMap {
             classes: counted.counts().collect(),
             rasters,
         };
+        let began = Instant::now();
         self.journal.add(&finished)?;
         let Self {
             outputs,
@@ -93,10 +113,13 @@ impl Receive for SceneMap {
             zeros,
             ..
         } = self;
-        count_and_write(&finished, outputs, histogram, zeros)
+        count_and_write(&finished, outputs, histogram, zeros)?;
+        self.writing += began.elapsed();
+        Ok(())
     }
 
-    fn window(&mut self, done: usize, windows: usize) {
+    fn window(&mut self, done: usize, windows: usize, reading: Duration) {
+        self.reading += reading;
         self.progress.set_length((self.done + windows) as u64);
         self.progress.advance((self.done + done) as u64, None, 1);
     }

@@ -334,3 +334,20 @@ fn geo_01_memory_is_planned_or_refused_with_both_numbers() {
     folder.predict(&[&line[..], &["--ranks", "2"]].concat());
     assert_eq!(fs::read(folder.path("map.tif")).unwrap(), one);
 }
+
+#[test]
+fn geo_09_less_overlap_than_the_model_is_tested_with_warns() {
+    let folder = Folder::new();
+    folder.model(&small(2), (32, 8), |_, _| {});
+    folder.image("in.tif", (50, 40), 2, None, pattern);
+    let (_, warned) = folder.predict(&["in.tif", "-o", "map.tif", "--overlap", "4"]);
+    assert!(
+        warned.contains("share 4 pixels in place of the 8"),
+        "{warned}"
+    );
+    let (told, warned) = folder.predict(&["in.tif", "-o", "map.tif", "--overlap", "12"]);
+    assert!(!warned.contains("in place of"), "{warned}");
+    let seconds = |key: &str| told[key].as_f64().unwrap();
+    assert!(seconds("reading_seconds") > 0.0 && seconds("writing_seconds") > 0.0);
+    assert!(seconds("writing_seconds") < seconds("seconds"));
+}
