@@ -73,6 +73,24 @@ impl BandSelection {
         self.len() == 0
     }
 
+    /// What the bands are called: by the name that they are chosen by, else by their description in the file, else by their number.
+    pub fn titles(&self, metadata: &Metadata) -> Vec<String> {
+        let described = |place: usize| {
+            let description = metadata.descriptions.get(place).cloned().flatten();
+            description.unwrap_or_else(|| format!("band {}", place + 1))
+        };
+        match self {
+            Self::All(bands) => (0..*bands).map(described).collect(),
+            Self::Pick(bands) => bands
+                .iter()
+                .map(|band| match band {
+                    Band::Name(name) => name.clone(),
+                    Band::Number(number) => described(number.saturating_sub(1)),
+                })
+                .collect(),
+        }
+    }
+
     /// The places of the bands in a file, from 0.
     ///
     /// # Errors

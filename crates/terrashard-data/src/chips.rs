@@ -8,7 +8,7 @@ use terrashard_raster::Window;
 
 use crate::scene::IGNORE;
 use crate::selection::{ChipReport, Selection, draws};
-use crate::{Error, Orientation, Result, Scene, mirror_pad, tile};
+use crate::{Augmentation, Error, Result, Scene, mirror_pad, tile};
 
 /// How scenes are cut into chips.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,7 +19,7 @@ pub struct ChipOptions {
     pub stride: usize,
     /// Which chips are kept, and how often each is drawn in an epoch.
     pub selection: Selection,
-    /// How chips are laid down. Default: as they are.
+    /// How samples differ from their chips. Default: not.
     pub augmentation: Augmentation,
 }
 
@@ -29,21 +29,9 @@ impl Default for ChipOptions {
             chip: 64,
             stride: 64,
             selection: Selection::default(),
-            augmentation: Augmentation::Off,
+            augmentation: Augmentation::OFF,
         }
     }
-}
-
-/// How chips are laid down.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Augmentation {
-    /// As they are.
-    Off,
-    /// Flipped and turned by quarters, anew in each epoch, by a draw from (seed, sample id, epoch).
-    Orientations {
-        /// The seed of the draws.
-        seed: u64,
-    },
 }
 
 /// One window of one scene.
@@ -117,39 +105,39 @@ impl Chips {
     /// have a high-resolution image;
     /// [`Error::Region`]; [`Error::NoChips`] where selection leaves none; those of [`Scene::labels`] and [`Scene::target`].
     pub fn new(regions: Vec<(Arc<Scene>, Window)>, options: ChipOptions) -> Result<Self> {
+        let cut = |(scene, region): (Arc<Scene>, Window)| -> Result<_> {
+            check_region(&scene, region)?;
+            let windows = tile(region, options.chip, options.stride)?;
+            Ok((scene, windows))
+        };
+        let windows = regions.into_iter().map(cut).collect::<Result<_>>()?;
+        Self::of_windows(windows, options)
+    }
+
+    /// Takes these windows of scenes as chips, each at most as large as one.
+    ///
+    /// # Errors
+    /// As [`Chips::new`]; [`Error::Setting`] for a window that is larger than a chip.
+    pub fn of_windows(
+        windows: Vec<(Arc<Scene>, Vec<Window>)>,
+        options: ChipOptions,
+    ) -> Result<Self> {
         options.selection.validate()?;
-        let alike = |s: &Scene| (s.bands(), s.scale(), s.classes(), s.target_bands());
-        match regions.split_first() {
-            Some(((first, _), rest)) if rest.iter().all(|(s, _)| alike(s) == alike(first)) => (),
-            Some(_) => {
-                let what =
-                    "they differ in bands, scale, classes or high-resolution images; train on scenes that are alike"
-                        .to_owned();
-                return Err(Error::Setting {
-                    key: "scenes",
-                    what,
-                });
-            }
-            None => {
-                return Err(Error::Setting {
-                    key: "scenes",
-                    what: "there is none; name at least one".to_owned(),
-                });
-            }
-        }
+        options.augmentation.validate()?;
+        check_alike(windows.iter().map(|(scene, _)| &**scene))?;
         let mut report = ChipReport::default();
         let (mut scenes, mut chips) = (Vec::new(), Vec::new());
-        for (scene, region) in regions {
-            if region.is_empty() || !scene.window().contains(&region) {
-                let (width, height) = (scene.width(), scene.height());
-                return Err(Error::Region {
-                    key: "region",
-                    window: region,
-                    width,
-                    height,
-                });
-            }
-            for window in tile(region, options.chip, options.stride)? {
+        for (scene, windows) in windows {
+            for window in windows {
+                check_region(&scene, window)?;
+                if window.width.max(window.height) > options.chip {
+                    let what = format!(
+                        "{} pixels, smaller than the window of {window} of {}; cut chips anew",
+                        options.chip,
+                        scene.image().path().display()
+                    );
+                    return Err(Error::Setting { key: "chip", what });
+                }
                 let counts = class_counts(&scene.labels(window)?, scene.classes());
                 let pixels = (window.pixels() * scene.scale() * scene.scale()) as u64;
                 if report.keeps(&options.selection, &counts, pixels) {
@@ -310,17 +298,17 @@ impl Chips {
             let Window { width, height, .. } = chip.window;
             let values = scene.patch(chip.window)?.values;
             let labels = scene.labels(chip.window)?;
-            let orientation = match self.options.augmentation {
-                Augmentation::Off => Orientation::IDENTITY,
-                Augmentation::Orientations { seed } => Orientation::draw(seed, index as u64, epoch),
-            };
+            let draw = self.options.augmentation.draw(index as u64, epoch);
+            let orientation = draw.orientation;
             let values = match (width, height) == (side, side) {
                 true => values,
                 false => mirror_pad(&values, (width, height), (side, side)),
             };
+            let begin = batch.images.len();
             for plane in values.chunks_exact(side * side) {
                 orientation.apply(plane, side, &mut batch.images);
             }
+            draw.disturb(&mut batch.images[begin..], bands, scene.scaling());
             let size = (width * scale, height * scale);
             orientation.apply(&padded(&labels, size, fine, IGNORE), fine, &mut batch.masks);
             if let Some(targets) = &mut batch.targets {
@@ -334,6 +322,36 @@ impl Chips {
         }
         Ok(batch)
     }
+}
+
+/// Refuses scenes that differ in what a batch has to have in common.
+fn check_alike<'a>(mut scenes: impl Iterator<Item = &'a Scene>) -> Result<()> {
+    let alike = |s: &Scene| (s.bands(), s.scale(), s.classes(), s.target_bands());
+    let refuse = |what: &str| {
+        Err(Error::Setting {
+            key: "scenes",
+            what: what.to_owned(),
+        })
+    };
+    match scenes.next() {
+        None => refuse("there is none; name at least one"),
+        Some(first) if scenes.all(|scene| alike(scene) == alike(first)) => Ok(()),
+        Some(_) => refuse(
+            "they differ in bands, scale, classes or high-resolution images; train on scenes that are alike",
+        ),
+    }
+}
+
+fn check_region(scene: &Scene, region: Window) -> Result<()> {
+    if !region.is_empty() && scene.window().contains(&region) {
+        return Ok(());
+    }
+    Err(Error::Region {
+        key: "region",
+        window: region,
+        width: scene.width(),
+        height: scene.height(),
+    })
 }
 
 /// Counts the pixels of each class.

@@ -36,7 +36,7 @@ pub enum Error {
     /// A mask or a high-resolution image is not exactly `scale` times the size of its image.
     #[error(
         "{}: the {fine} is {} x {} pixels (width x height), {scale} times the image {} is {} x {}; \
-         cut or resample the {fine} onto the image's grid",
+         cut or resample the {fine} onto the image's grid, for instance with `terrashard align`",
         path.display(), size.0, size.1, image.display(), image_size.0 * scale, image_size.1 * scale
     )]
     FineSize {
@@ -55,7 +55,8 @@ pub enum Error {
     },
     /// A mask or a high-resolution image covers other ground than its image.
     #[error(
-        "{}: the {fine} lies elsewhere than the image {}: {difference}; reproject or cut the {fine} onto the image's grid",
+        "{}: the {fine} lies elsewhere than the image {}: {difference}; reproject or cut the {fine} onto the image's grid, for instance \
+         with `terrashard align`",
         path.display(), image.display()
     )]
     FineGround {
@@ -67,6 +68,25 @@ pub enum Error {
         image: PathBuf,
         /// How they differ.
         difference: String,
+    },
+    /// Something cannot be laid onto the grid of an image.
+    #[error("{what}")]
+    Align {
+        /// What, why not and what to do.
+        what: String,
+    },
+    /// A classification cannot be laid over its image.
+    #[error(
+        "{}: the classification does not cover the image {}: {what}; reproject or cut it to the image's ground",
+        path.display(), image.display()
+    )]
+    Classification {
+        /// The classification.
+        path: PathBuf,
+        /// The image.
+        image: PathBuf,
+        /// How they differ.
+        what: String,
     },
     /// A mask holds a value that is no class.
     #[error(
@@ -97,6 +117,32 @@ pub enum Error {
     NoMask {
         /// The image.
         image: PathBuf,
+    },
+    /// A reference system cannot be computed with.
+    #[error("EPSG:{epsg}: {what}; reproject the file with gdalwarp, to a UTM zone for instance")]
+    Crs {
+        /// The code.
+        epsg: u32,
+        /// Why not.
+        what: String,
+    },
+    /// Nothing says what is to be added to a product's digital numbers.
+    #[error(
+        "{}: neither its name, its tags nor metadata beside it tell the processing baseline; give the offset as a number: -1000 from \
+         baseline 04.00 on, 0 before",
+        path.display()
+    )]
+    UnknownOffset {
+        /// The image.
+        path: PathBuf,
+    },
+    /// The metadata of a product cannot be used.
+    #[error("{}: {what}", path.display())]
+    Metadata {
+        /// The metadata.
+        path: PathBuf,
+        /// What is wrong.
+        what: String,
     },
     /// A setting has a value that makes no sense.
     #[error("`{key}`: {what}")]

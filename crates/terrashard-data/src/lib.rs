@@ -3,6 +3,7 @@
 //! - in: [`Scene`] (an image and, on a finer grid, a mask and perhaps a high-resolution image), [`Region`] and [`Split`], [`tile`], [`Chips`] (samples by
 //!   [`Selection`], augmented), [`Batch`], [`Loader`] (prepared ahead, by rank);
 //! - out: [`Mosaic`] (overlapping windows blended, each giving back the [`Block`] that it completes);
+//! - before them: [`cut`] (scenes to a [`ChipIndex`]), [`inspect`] (what is wrong with files), [`Statistics`] of bands, [`Offset`] by processing baseline;
 //! - beside them: [`Confusion`] and [`ConfusionMatrix`], the [`shore`] zone, [`Fidelity`] of images, and the baselines: NDWI
 //!   ([`baseline`]) and [`bicubic`] enlargement.
 //!
@@ -23,50 +24,80 @@
 //! - Image, mask and high-resolution image cover the same ground, `scale` fine pixels to one image pixel along each side, checked
 //!   when a scene opens.
 
+mod affine;
+mod alignment;
+mod augmentation;
 mod bands;
 pub mod baseline;
 pub mod bicubic;
 mod block;
+mod cache;
+mod chip_index;
 mod chips;
+mod classification;
 mod confusion;
 mod confusion_matrix;
+mod crs;
+mod cutting;
 mod error;
 mod fidelity;
 mod fine_grid;
+mod inspection;
 mod loader;
 mod mosaic;
+mod offset;
 mod orientation;
 mod outlines;
 mod overlay;
 mod planes;
 mod region;
+mod registration;
+mod reopened;
+mod resampling;
 mod scaling;
 mod scene;
 mod selection;
 pub mod shore;
+mod spectrum;
+mod splitting;
+mod statistics;
+mod sweep;
 mod target;
 mod tiling;
 
+pub use alignment::{AlignOptions, Aligned, Content, align};
+pub use augmentation::{Augmentation, Draw, Jitter};
 pub use bands::{Band, BandSelection};
 pub use block::{Block, PROBABILITY_STEPS, image_spec, prediction_spec};
-pub use chips::{Augmentation, Batch, Chip, ChipOptions, Chips};
+pub use cache::TileCache;
+pub use chip_index::{ChipFiles, ChipHeader, ChipIndex, DropReason, DroppedChip, IndexedChip};
+pub use chips::{Batch, Chip, ChipOptions, Chips};
+pub use classification::IgnoreFrom;
 pub use confusion::Confusion;
 pub use confusion_matrix::ConfusionMatrix;
+pub use cutting::{CutOptions, CutReport, cut, write_files};
 pub use error::{Error, Result};
 pub use fidelity::{Comparison, DATA_RANGE, Fidelity};
 pub use fine_grid::Fine;
+pub use inspection::{Finding, Kind, Level, SceneFiles, inspect};
 pub use loader::{Loader, LoaderOptions, MicroBatch};
 pub use mosaic::Mosaic;
+pub use offset::{Offset, ProductOffset};
 pub use orientation::Orientation;
 pub use outlines::{Area, Outlines};
 pub use overlay::Overlay;
 pub use planes::{crop, mirror_pad};
 pub use region::{Region, Split, SplitWindows};
+pub use registration::{LARGEST_SHIFT, Shift, measure};
+pub use reopened::Reopened;
+pub use resampling::Resampling;
 pub use scaling::Scaling;
 pub use scene::{IGNORE, Patch, Scene, SceneOptions};
 pub use selection::{Balance, ChipReport, Selection};
+pub use splitting::{Part, Shares, SplitRule, split};
+pub use statistics::{BandStatistics, PERCENTILES, Statistics};
 pub use target::TargetOptions;
-pub use tiling::tile;
+pub use tiling::{partition, tile};
 
 /// Compiles the example of the README.
 #[cfg(doctest)]

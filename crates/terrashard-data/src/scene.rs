@@ -1,11 +1,17 @@
 //! A scene: an image, and over the same ground, on a finer grid, a mask and perhaps the image at high resolution.
 
+mod decoding;
+
 use std::path::Path;
-use std::sync::OnceLock;
+use std::sync::Arc;
 
-use terrashard_raster::{Metadata, RasterSource, Samples, Window};
+use terrashard_raster::{Metadata, RasterSource, Window};
 
+use crate::cache::TileCache;
+use crate::classification::{Classification, IgnoreFrom};
 use crate::fine_grid::{self, Fine};
+use crate::statistics::{Statistics, picked};
+use crate::sweep::sweep;
 use crate::target::{Target, TargetOptions};
 use crate::{BandSelection, Error, Result, Scaling, crop};
 
@@ -25,7 +31,8 @@ pub struct SceneOptions {
     pub classes: usize,
     /// Stands for "no data" in place of what the image declares. Default: what the image declares.
     pub nodata: Option<f64>,
-    /// A scene is kept decoded in memory where that takes at most this many bytes. Default: 512 MiB.
+    /// Decoded tiles of the scene are kept in memory up to this many bytes, unless it shares a cache
+    /// ([`Scene::with_cache`]). Default: 512 MiB.
     pub cache_bytes: usize,
 }
 
@@ -54,23 +61,21 @@ pub struct Patch {
 
 /// An image and, for training and testing, its mask and perhaps its high-resolution image.
 ///
-/// A pixel is nodata where any selected band holds the nodata value, NaN or an infinity; the mask under it is ignored.
+/// A pixel is nodata where any selected band holds the nodata value, NaN or an infinity, or where the image's own mask says so; the label under it is ignored. So is what
+/// a classification leaves out, whose pixels of the image stay.
 #[derive(Debug)]
 pub struct Scene {
     image: Box<dyn RasterSource>,
     mask: Option<Box<dyn RasterSource>>,
     target: Option<Target>,
+    classification: Option<Classification>,
     options: SceneOptions,
     /// The image's metadata, with the nodata value that is asked for.
     metadata: Metadata,
     bands: Vec<usize>,
-    cache: OnceLock<Decoded>,
-}
-
-#[derive(Debug)]
-struct Decoded {
-    patch: Patch,
-    labels: Vec<u8>,
+    cache: Arc<TileCache>,
+    /// What the cache calls the scene.
+    number: u64,
 }
 
 impl Scene {
@@ -83,20 +88,15 @@ impl Scene {
         mask: Option<&Path>,
         options: SceneOptions,
     ) -> Result<Self> {
-        let image = Box::new(terrashard_raster::open(image)?);
-        let mask = match mask {
-            Some(path) => Some(Box::new(terrashard_raster::open(path)?) as Box<dyn RasterSource>),
-            None => None,
-        };
-        Self::new(image, mask, options)
+        let mask = mask.map(terrashard_raster::open).transpose()?;
+        Self::new(terrashard_raster::open(image)?, mask, options)
     }
 
-    /// Puts an image and its mask together, and decodes both where they fit [`SceneOptions::cache_bytes`].
+    /// Puts an image and its mask together. Nothing is decoded yet.
     ///
     /// # Errors
     /// [`Error::BandCount`] or [`Error::UnknownBand`]; [`Error::Setting`]; [`Error::FineSize`] where the mask is not exactly
-    /// `scale` times the image in both directions, [`Error::FineGround`] where it lies elsewhere; and, where the scene is
-    /// decoded, those of [`Scene::patch`] and [`Scene::labels`].
+    /// `scale` times the image in both directions, [`Error::FineGround`] where it lies elsewhere.
     pub fn new(
         image: Box<dyn RasterSource>,
         mask: Option<Box<dyn RasterSource>>,
@@ -128,47 +128,54 @@ impl Scene {
         }
         let mut metadata = image.metadata().clone();
         metadata.nodata = options.nodata.or(metadata.nodata);
-        let scene = Self {
+        let cache = Arc::new(TileCache::new(options.cache_bytes));
+        Ok(Self {
             image,
             mask,
             target: None,
+            classification: None,
             options,
             metadata,
             bands,
-            cache: OnceLock::new(),
-        };
-        if scene.decoded_bytes() <= scene.options.cache_bytes as u64 {
-            let whole = scene.window();
-            let patch = scene.decode_patch(whole)?;
-            let labels = if scene.mask.is_some() {
-                scene.decode_labels(whole, &patch.valid)?
-            } else {
-                Vec::new()
-            };
-            scene.cache.get_or_init(|| Decoded { patch, labels });
-        }
-        Ok(scene)
+            number: cache.enter(),
+            cache,
+        })
     }
 
-    /// The scene with its image at high resolution, which is kept in memory, as it is stored, where that fits
-    /// [`SceneOptions::cache_bytes`] beside the rest.
+    /// The scene with its image at high resolution.
     ///
     /// # Errors
     /// [`Error::BandCount`] or [`Error::UnknownBand`]; [`Error::Setting`] for a scaling that is none or has a mean;
-    /// [`Error::FineSize`], [`Error::FineGround`]; [`Error::Raster`].
+    /// [`Error::FineSize`], [`Error::FineGround`].
     pub fn with_target(
         mut self,
         source: Box<dyn RasterSource>,
         options: &TargetOptions,
     ) -> Result<Self> {
         fine_grid::check(Fine::Target, &*self.image, &*source, self.scale())?;
-        let taken = match self.is_cached() {
-            true => self.decoded_bytes(),
-            false => 0,
-        };
-        let room = (self.options.cache_bytes as u64).saturating_sub(taken);
-        self.target = Some(Target::new(source, options, room)?);
+        self.target = Some(Target::new(source, options)?);
         Ok(self)
+    }
+
+    /// The scene without what a classification leaves out: a raster over the image's ground, on a grid of any size, or a band of
+    /// the image where there is none.
+    ///
+    /// # Errors
+    /// [`Error::UnknownBand`], [`Error::Classification`].
+    pub fn ignoring(
+        mut self,
+        ignore: &IgnoreFrom,
+        classification: Option<Box<dyn RasterSource>>,
+    ) -> Result<Self> {
+        self.classification = Some(Classification::new(classification, ignore, &*self.image)?);
+        Ok(self)
+    }
+
+    /// The scene with its decoded tiles in a cache that it shares with others.
+    pub fn with_cache(mut self, cache: Arc<TileCache>) -> Self {
+        self.number = cache.enter();
+        self.cache = cache;
+        self
     }
 
     /// Columns of the image.
@@ -216,6 +223,11 @@ impl Scene {
         &self.options.scaling
     }
 
+    /// What the selected bands are called.
+    pub fn band_titles(&self) -> Vec<String> {
+        self.options.bands.titles(&self.metadata)
+    }
+
     /// Whether the scene has a mask.
     pub fn has_mask(&self) -> bool {
         self.mask.is_some()
@@ -226,9 +238,14 @@ impl Scene {
         self.target.as_ref().map(Target::bands)
     }
 
-    /// Whether the scene is kept decoded in memory.
-    pub fn is_cached(&self) -> bool {
-        self.cache.get().is_some()
+    /// The high-resolution image as it is stored.
+    pub fn target_source(&self) -> Option<&dyn RasterSource> {
+        self.target.as_ref().map(Target::source)
+    }
+
+    /// The cache of decoded tiles.
+    pub fn cache(&self) -> &TileCache {
+        &self.cache
     }
 
     /// The input of a model for a window of the image.
@@ -239,16 +256,9 @@ impl Scene {
     /// # Errors
     /// [`Error::Raster`] where the window is outside of the image or cannot be decoded.
     pub fn patch(&self, window: Window) -> Result<Patch> {
-        match self.cache.get() {
-            Some(decoded) if self.window().contains(&window) => {
-                let size = (self.width(), self.height());
-                let Patch { values, valid } = &decoded.patch;
-                Ok(Patch {
-                    values: crop(values, size, window),
-                    valid: crop(valid, size, window),
-                })
-            }
-            _ => self.decode_patch(window),
+        match self.window().contains(&window) && self.keeps_tiles() {
+            true => self.tiled_patch(window),
+            false => self.decode_patch(window),
         }
     }
 
@@ -260,16 +270,12 @@ impl Scene {
     /// # Errors
     /// [`Error::NoMask`]; [`Error::MaskValue`] where the mask holds another value; [`Error::Raster`].
     pub fn labels(&self, window: Window) -> Result<Vec<u8>> {
-        match self.cache.get() {
-            Some(decoded) if self.mask.is_some() && self.window().contains(&window) => {
-                let scale = self.scale();
-                let size = (self.width() * scale, self.height() * scale);
-                Ok(crop(&decoded.labels, size, window.scaled(scale)))
-            }
-            _ => {
-                if self.mask.is_none() {
-                    return Err(self.no_mask());
-                }
+        if self.mask.is_none() {
+            return Err(self.no_mask());
+        }
+        match self.window().contains(&window) && self.keeps_tiles() {
+            true => self.tiled_labels(window),
+            false => {
                 let valid = self.decode_patch(window)?.valid;
                 self.decode_labels(window, &valid)
             }
@@ -289,99 +295,54 @@ impl Scene {
             image: self.image.path().to_owned(),
         })?;
         let fine = window.scaled(self.scale());
-        let mut values = target.read(fine)?;
-        let valid = self.patch(window)?.valid;
-        if !valid.iter().all(|&ok| ok) {
+        let mut values = match self.window().contains(&window) && self.keeps_tiles() {
+            true => self.tiled_target(target, window)?,
+            false => target.read(fine)?,
+        };
+        let counts = self.counting(window, self.patch(window)?.valid)?;
+        if !counts.iter().all(|&ok| ok) {
             for plane in values.chunks_exact_mut(fine.pixels()) {
-                self.blank(plane, window, &valid, f32::NAN);
+                self.blank(plane, window, &counts, f32::NAN);
             }
         }
         Ok(values)
     }
 
-    /// Fills in what lies over image pixels that are not valid.
-    fn blank<T: Copy>(&self, plane: &mut [T], window: Window, valid: &[bool], with: T) {
-        let scale = self.scale();
-        for (row, line) in plane.chunks_exact_mut(window.width * scale).enumerate() {
-            let coarse = &valid[row / scale * window.width..][..window.width];
-            for (block, _) in line
-                .chunks_exact_mut(scale)
-                .zip(coarse)
-                .filter(|(_, ok)| !**ok)
-            {
-                block.fill(with);
+    /// Adds the pixels of regions to statistics in one pass over the image, each to those at its number: the selected bands, with the
+    /// scene's nodata value and its offset.
+    ///
+    /// # Errors
+    /// [`Error::Raster`].
+    ///
+    /// # Panics
+    /// Where a number has no statistics.
+    pub fn add_statistics(
+        &self,
+        regions: &[(usize, Window)],
+        statistics: &mut [Statistics],
+    ) -> Result<()> {
+        let is_nodata = |sample: f32| self.metadata.is_nodata(f64::from(sample));
+        for window in sweep(self.window(), self.image.metadata()) {
+            let shared = |region: &Window| region.intersection(&window);
+            if !regions.iter().any(|(_, region)| shared(region).is_some()) {
+                continue;
+            }
+            let bands = picked(&self.image.read_window(window)?, &self.bands);
+            for (number, region) in regions {
+                let Some(part) = shared(region) else {
+                    continue;
+                };
+                let inside = Window::new(
+                    part.col - window.col,
+                    part.row - window.row,
+                    part.width,
+                    part.height,
+                );
+                let size = (window.width, window.height);
+                let bands = bands.iter().map(|band| crop(band, size, inside)).collect();
+                statistics[*number].add(bands, is_nodata, self.options.scaling.offset);
             }
         }
-    }
-
-    fn no_mask(&self) -> Error {
-        Error::NoMask {
-            image: self.image.path().to_owned(),
-        }
-    }
-
-    fn decoded_bytes(&self) -> u64 {
-        let pixels = (self.width() as u64).saturating_mul(self.height() as u64);
-        let mask = if self.mask.is_some() {
-            (self.scale() * self.scale()) as u64
-        } else {
-            0
-        };
-        pixels.saturating_mul(4 * self.bands() as u64 + 1 + mask)
-    }
-
-    fn decode_patch(&self, window: Window) -> Result<Patch> {
-        let raster = self.image.read_window(window)?;
-        let mut values = Vec::with_capacity(self.bands() * window.pixels());
-        let mut valid = vec![true; window.pixels()];
-        for (place, &band) in self.bands.iter().enumerate() {
-            let mut samples = raster.band_f32(band);
-            for (ok, &sample) in valid.iter_mut().zip(&samples) {
-                *ok &= sample.is_finite() && !self.metadata.is_nodata(f64::from(sample));
-            }
-            self.options.scaling.apply(place, &mut samples);
-            values.append(&mut samples);
-        }
-        // After all bands: a pixel that lacks one band lacks all.
-        for plane in values.chunks_exact_mut(window.pixels()) {
-            plane
-                .iter_mut()
-                .zip(&valid)
-                .filter(|(_, ok)| !**ok)
-                .for_each(|(value, _)| *value = 0.0);
-        }
-        Ok(Patch { values, valid })
-    }
-
-    fn decode_labels(&self, window: Window, valid: &[bool]) -> Result<Vec<u8>> {
-        let mask = self.mask.as_deref().ok_or_else(|| self.no_mask())?;
-        let fine = window.scaled(self.scale());
-        let samples = mask.read_window(fine)?.into_samples();
-        let mut labels =
-            to_classes(samples, self.classes()).map_err(|(at, value)| Error::MaskValue {
-                path: mask.path().to_owned(),
-                value,
-                column: fine.col + at % fine.width,
-                row: fine.row + at / fine.width,
-                classes: self.classes(),
-            })?;
-        if !valid.iter().all(|&ok| ok) {
-            self.blank(&mut labels, window, valid, IGNORE);
-        }
-        Ok(labels)
-    }
-}
-
-/// Checks that each value is a class or [`IGNORE`]; otherwise the first place and value that is neither.
-fn to_classes(samples: Samples, classes: usize) -> Result<Vec<u8>, (usize, f64)> {
-    let is_class = |value: f64| {
-        value == f64::from(IGNORE)
-            || (value >= 0.0 && value < classes as f64 && value.fract() == 0.0)
-    };
-    let wrong = (0..samples.len()).find(|&at| !is_class(samples.get(at)));
-    match (wrong, samples) {
-        (Some(at), samples) => Err((at, samples.get(at))),
-        (None, Samples::U8(labels)) => Ok(labels),
-        (None, samples) => Ok((0..samples.len()).map(|at| samples.get(at) as u8).collect()),
+        Ok(())
     }
 }

@@ -23,17 +23,10 @@ pub(crate) struct Target {
     metadata: Metadata,
     bands: Vec<usize>,
     scaling: Scaling,
-    /// The whole image as it is stored: half the bytes of what a model takes, for samples of 16 bits.
-    cache: Option<Raster>,
 }
 
 impl Target {
-    /// Keeps the image in memory where it takes at most `room` bytes.
-    pub(crate) fn new(
-        source: Box<dyn RasterSource>,
-        options: &TargetOptions,
-        room: u64,
-    ) -> Result<Self> {
+    pub(crate) fn new(source: Box<dyn RasterSource>, options: &TargetOptions) -> Result<Self> {
         let TargetOptions {
             bands,
             scaling,
@@ -50,22 +43,17 @@ impl Target {
         }
         let mut metadata = source.metadata().clone();
         metadata.nodata = nodata.or(metadata.nodata);
-        let bytes = [metadata.height, metadata.bands, metadata.data_type.bytes()]
-            .iter()
-            .fold(metadata.width as u64, |product, &factor| {
-                product.saturating_mul(factor as u64)
-            });
-        let cache = match bytes <= room {
-            true => Some(source.read_window(metadata.window())?),
-            false => None,
-        };
         Ok(Self {
             source,
             metadata,
             bands,
             scaling: scaling.clone(),
-            cache,
         })
+    }
+
+    /// The image as it is stored.
+    pub(crate) fn source(&self) -> &dyn RasterSource {
+        &*self.source
     }
 
     /// Number of selected bands.
@@ -76,23 +64,20 @@ impl Target {
     /// Reflectance over a window of the fine grid, `[bands, window.height, window.width]`; a pixel that lacks one band is NaN
     /// in all.
     pub(crate) fn read(&self, window: Window) -> Result<Vec<f32>> {
+        Ok(self.reflectance(&self.stored(window)?))
+    }
+
+    /// A window as it is stored.
+    pub(crate) fn stored(&self, window: Window) -> Result<Raster> {
+        Ok(self.source.read_window(window)?)
+    }
+
+    /// What a window as it is stored holds, as [`Target::read`] gives it.
+    pub(crate) fn reflectance(&self, raster: &Raster) -> Vec<f32> {
+        let window = raster.window();
         let mut values = Vec::with_capacity(self.bands.len() * window.pixels());
-        match &self.cache {
-            Some(whole) if whole.window().contains(&window) => {
-                let (width, height) = (whole.window().width, whole.window().height);
-                for band in &self.bands {
-                    for row in window.row..window.row_end() {
-                        let first = (band * height + row) * width + window.col;
-                        values.extend(whole.samples().to_f32(first..first + window.width));
-                    }
-                }
-            }
-            _ => {
-                let raster = self.source.read_window(window)?;
-                for band in &self.bands {
-                    values.append(&mut raster.band_f32(*band));
-                }
-            }
+        for band in &self.bands {
+            values.append(&mut raster.band_f32(*band));
         }
         let mut missing = vec![false; window.pixels()];
         for plane in values.chunks_exact(window.pixels()) {
@@ -106,6 +91,6 @@ impl Target {
             gaps.filter(|(_, missing)| **missing)
                 .for_each(|(value, _)| *value = f32::NAN);
         }
-        Ok(values)
+        values
     }
 }

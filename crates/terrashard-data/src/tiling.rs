@@ -49,6 +49,39 @@ pub fn tile(region: Window, chip: usize, stride: usize) -> Result<Vec<Window>> {
         .collect())
 }
 
+/// Windows of at most `chip` x `chip` pixels, row by row, that cover every pixel of `region` exactly once.
+///
+/// Where the sides are no multiples of a chip, windows are all nearly equally large instead of leaving slivers; whoever cuts them pads
+/// them.
+///
+/// # Errors
+/// [`Error::Setting`] where `chip` is 0.
+pub fn partition(region: Window, chip: usize) -> Result<Vec<Window>> {
+    // What is checked of a chip is checked there.
+    if region.is_empty() || chip == 0 {
+        return tile(region, chip, chip);
+    }
+    let borders = |length: usize| {
+        let parts = length.div_ceil(chip);
+        (0..=parts)
+            .map(|part| part * length / parts)
+            .collect::<Vec<_>>()
+    };
+    let (cols, rows) = (borders(region.width), borders(region.height));
+    let mut windows = Vec::with_capacity((cols.len() - 1) * (rows.len() - 1));
+    for row in rows.windows(2) {
+        for col in cols.windows(2) {
+            windows.push(Window::new(
+                region.col + col[0],
+                region.row + row[0],
+                col[1] - col[0],
+                row[1] - row[0],
+            ));
+        }
+    }
+    Ok(windows)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -87,6 +120,34 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// The same problems where every pixel counts once.
+    #[test]
+    fn geo_13_a_partition_has_every_pixel_once() {
+        for (width, height, chip) in [
+            (512, 512, 512),
+            (600, 17, 512),
+            (379, 578, 64),
+            (1, 1, 8),
+            (129, 64, 64),
+        ] {
+            let region = Window::new(3, 5, width, height);
+            let windows = partition(region, chip).expect("sound");
+            let pixels: usize = windows.iter().map(Window::pixels).sum();
+            assert_eq!(pixels, region.pixels());
+            assert_eq!(windows.len(), width.div_ceil(chip) * height.div_ceil(chip));
+            for (at, window) in windows.iter().enumerate() {
+                assert!(region.contains(window) && window.width <= chip && window.height <= chip);
+                assert!(2 * window.width >= chip.min(width), "no slivers: {window}");
+                assert!(
+                    windows[..at]
+                        .iter()
+                        .all(|other| other.intersection(window).is_none())
+                );
+            }
+        }
+        assert!(partition(Window::new(0, 0, 9, 9), 0).is_err());
     }
 
     #[test]

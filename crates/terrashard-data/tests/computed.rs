@@ -160,7 +160,7 @@ fn nodata_is_ignored_and_never_reaches_a_batch() {
             i, i, i, i, 1, 1, i, i, i, i, 1, 1, i, i, 1, 1, 1, 1, i, i, 1, 1, 1, 1,
         ];
         assert_eq!(scene.labels(scene.window()).expect("reads"), expected);
-        let batch = chips(&Arc::new(scene), 3, Augmentation::Off)
+        let batch = chips(&Arc::new(scene), 3, Augmentation::OFF)
             .batch(&[0], 0)
             .expect("one sample");
         assert!(batch.images.iter().all(|v| v.is_finite()));
@@ -193,11 +193,12 @@ fn a_mask_elsewhere_or_with_other_values_is_refused() {
         let samples = Samples::U8(vec![0; 16]);
         let mut labels = vec![0; 64];
         labels[37] = label;
-        let result = Scene::new(
+        let scene = Scene::new(
             image(4, 4, samples, None),
             Some(mask(4, 4, 2, labels, ground)),
             options(1, 2),
         );
+        let result = scene.and_then(|scene| scene.labels(scene.window()));
         let message = result.map_or_else(|e| e.to_string(), |_| String::new());
         assert!(
             message.contains(expected) && message.is_empty() == expected.is_empty(),
@@ -230,7 +231,7 @@ fn a_mask_elsewhere_or_with_other_values_is_refused() {
 #[test]
 fn a_region_smaller_than_a_chip_is_mirrored_and_ignored_there() {
     let scene = numbered(3, 2, 2);
-    let chips = chips(&scene, 4, Augmentation::Off);
+    let chips = chips(&scene, 4, Augmentation::OFF);
     let batch = chips.batch(&[0], 0).expect("one sample");
     assert_eq!(
         batch.images,
@@ -250,7 +251,7 @@ fn a_region_smaller_than_a_chip_is_mirrored_and_ignored_there() {
 #[test]
 fn augmentation_turns_image_and_mask_together() {
     let scene = numbered(16, 16, 2);
-    let augmented = chips(&scene, 4, Augmentation::Orientations { seed: 5 });
+    let augmented = chips(&scene, 4, Augmentation::turned(5));
     let indices: Vec<usize> = (0..16).collect();
     let (first, second) = (
         augmented.batch(&indices, 0).expect("all"),
@@ -280,11 +281,7 @@ fn augmentation_turns_image_and_mask_together() {
 /// What each rank of several takes, step after step, as (cursor, micro-batch number, ids, images).
 #[test]
 fn ranks_share_the_samples_of_one_stream() {
-    let chips = Arc::new(chips(
-        &numbered(24, 16, 1),
-        4,
-        Augmentation::Orientations { seed: 1 },
-    ));
+    let chips = Arc::new(chips(&numbered(24, 16, 1), 4, Augmentation::turned(1)));
     let order = SampleOrder::new(chips.len(), 3).expect("24 samples");
     let stream = |ranks: usize, micro_batch: usize, accumulate: usize, steps: u64, cursor: u64| {
         let mut taken = Vec::new();
@@ -340,7 +337,7 @@ fn ranks_share_the_samples_of_one_stream() {
 /// counts the same micro-batches.
 #[test]
 fn ranks_with_uneven_shares_end_together() {
-    let chips = Arc::new(chips(&numbered(28, 12, 1), 4, Augmentation::Off));
+    let chips = Arc::new(chips(&numbered(28, 12, 1), 4, Augmentation::OFF));
     assert_eq!(chips.len(), 21);
     let order = SampleOrder::new(21, 3).expect("21 samples");
     let shapes = (1..=5).flat_map(|ranks| (0..9).map(move |i| (ranks, 1 + i / 3, 1 + i % 3)));
@@ -383,7 +380,7 @@ fn ranks_with_uneven_shares_end_together() {
 
 #[test]
 fn a_loader_ends_when_dropped_and_refuses_what_cannot_be() {
-    let chips = Arc::new(chips(&numbered(8, 8, 1), 4, Augmentation::Off));
+    let chips = Arc::new(chips(&numbered(8, 8, 1), 4, Augmentation::OFF));
     let order = SampleOrder::new(4, 0).expect("4 samples");
     let options = LoaderOptions {
         rank: 0,
@@ -485,7 +482,7 @@ fn windows_outside_are_errors() {
     let scene = numbered(8, 8, 1);
     assert!(scene.patch(Window::new(7, 0, 2, 1)).is_err());
     assert!(scene.labels(Window::new(0, 8, 1, 1)).is_err());
-    let chips = chips(&scene, 4, Augmentation::Off);
+    let chips = chips(&scene, 4, Augmentation::OFF);
     assert!(
         chips
             .batch(&[4], 0)

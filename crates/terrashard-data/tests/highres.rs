@@ -206,7 +206,7 @@ fn image_and_target_are_cut_and_turned_together() {
         let options = ChipOptions {
             chip: 4,
             stride: 3,
-            augmentation: Augmentation::Orientations { seed: 3 },
+            augmentation: Augmentation::turned(3),
             ..ChipOptions::default()
         };
         let chips = Chips::new(vec![(scene.clone(), scene.window())], options).expect("chips");

@@ -142,7 +142,6 @@ fn chips_count_what_is_known() {
 #[test]
 fn a_cached_scene_and_a_read_one_are_the_same() {
     let (cached, read) = (scene(512 << 20), scene(0));
-    assert!(cached.is_cached() && !read.is_cached());
     for window in [
         Window::new(0, 0, 64, 64),
         Window::new(700, 300, 33, 17),
@@ -158,6 +157,14 @@ fn a_cached_scene_and_a_read_one_are_the_same() {
         );
     }
     assert!(cached.patch(Window::new(1500, 0, 64, 64)).is_err());
+    assert!(cached.cache().bytes() > 0 && read.cache().bytes() == 0);
+    // Room for two tiles, so that tiles go and are decoded again.
+    let little = scene(2 << 20);
+    for window in [Window::new(0, 0, 64, 64), Window::new(100, 200, 400, 300)] {
+        assert!(little.patch(window).expect("inside") == read.patch(window).expect("inside"));
+        assert!(little.labels(window).expect("inside") == read.labels(window).expect("inside"));
+    }
+    assert!(little.cache().bytes() <= 2 << 20);
 }
 
 #[test]
@@ -196,7 +203,9 @@ fn mistakes_are_told_by_file_and_remedy() {
         water("osm_water_mask_2m_ignore255.tif"),
     );
     let check = |image: &Path, mask: &Path, options: SceneOptions, parts: &[&str]| {
-        let message = Scene::open(image, Some(mask), options)
+        let scene = Scene::open(image, Some(mask), options);
+        let message = scene
+            .and_then(|scene| scene.labels(scene.window()))
             .expect_err("a mistake")
             .to_string();
         assert!(

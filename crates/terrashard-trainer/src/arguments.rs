@@ -1,13 +1,17 @@
 //! The command line of `terrashard`.
 
+mod launch;
 mod prediction;
+mod scenes;
 
 use std::path::PathBuf;
 
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
+pub use launch::{LaunchArguments, OutputFlag};
 pub use prediction::PredictArguments;
+pub use scenes::{CheckArguments, ChipArguments, SplitFlag, StatsArguments};
 use terrashard_models::Origin;
 
 use crate::config::{Device, bytes};
@@ -47,6 +51,12 @@ pub enum Command {
     Export(ExportArguments),
     /// Make a model file of a checkpoint of another project, to start a training from with `train.init`.
     Import(ImportArguments),
+    /// List everything that is wrong with the files of a configuration, before it is trained.
+    Check(CheckArguments),
+    /// Cut scenes into chips with a split that shares no ground.
+    Chip(ChipArguments),
+    /// Tell mean, deviation, extremes and percentiles of bands, over all pixels and by part of the split.
+    Stats(StatsArguments),
     /// Tell what a raster file holds.
     Info(InfoArguments),
     /// Write report.json and a self-contained report.html of a run.
@@ -151,32 +161,6 @@ pub struct FitArguments {
     /// Print nothing
     #[arg(long)]
     pub quiet: bool,
-}
-
-/// `terrashard launch`.
-#[derive(Debug, Args)]
-pub struct LaunchArguments {
-    /// Number of ranks, each a process with a GPU of its own [default: one for each GPU that can be used]
-    #[arg(short = 'n', long, value_name = "N")]
-    pub ranks: Option<usize>,
-    /// Whose output is shown; other ranks' errors always are
-    #[arg(long, value_enum, default_value = "first")]
-    pub output: OutputFlag,
-    /// How long the other ranks may take to end by themselves after one has failed, in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
-    pub end_within: u64,
-    /// A command with its arguments: `-- fit run.toml`
-    #[arg(last = true, required = true, value_name = "COMMAND")]
-    pub command: Vec<String>,
-}
-
-/// `--output`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum OutputFlag {
-    /// That of rank 0
-    First,
-    /// That of all ranks, each line with its rank
-    All,
 }
 
 /// `terrashard test`.

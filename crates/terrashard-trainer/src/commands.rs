@@ -1,17 +1,17 @@
 //! What each command does with its arguments, and what it prints.
 
+mod launch;
+mod scenes;
+
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::Duration;
 
 use serde::Serialize;
-use terrashard_collectives::bootstrap::Output;
 use terrashard_layout::Stage;
 
 use crate::arguments::{
     Arguments, Command, ConfigFlags, ExportArguments, FitArguments, ImportArguments, InfoArguments,
-    LaunchArguments, OutputFlag, PlanArguments, PredictArguments, ReportArguments, TestArguments,
-    VerifyArguments,
+    PlanArguments, PredictArguments, ReportArguments, TestArguments, VerifyArguments,
 };
 use crate::config::{Config, Device, Ranks, Resume};
 use crate::console::{print, tell};
@@ -19,7 +19,6 @@ use crate::error::{Error, Result};
 use crate::evaluation::TestOptions;
 use crate::export::Weights;
 use crate::import::{ImportOptions, Imported};
-use crate::launching::{self, LaunchOptions};
 use crate::planning::{Breadth, PlanOptions};
 use crate::prediction::{Histogram, PredictOptions, Prediction};
 use crate::record::{Display, Scores, TestRecord, counted};
@@ -35,13 +34,16 @@ use crate::{evaluation, export, import, info, planning, prediction, report, trai
 pub fn run(arguments: Arguments) -> Result<()> {
     match arguments.command {
         Command::Fit(arguments) => fit(arguments),
-        Command::Launch(arguments) => launch(arguments),
+        Command::Launch(arguments) => launch::launch(arguments),
         Command::Test(arguments) => test(arguments),
         Command::Predict(arguments) => predict(arguments),
         Command::Plan(arguments) => plan(&arguments),
         Command::Verify(arguments) => verify(&arguments),
         Command::Export(arguments) => export(&arguments),
         Command::Import(arguments) => import(arguments),
+        Command::Check(arguments) => scenes::check(&arguments),
+        Command::Chip(arguments) => scenes::chip(&arguments),
+        Command::Stats(arguments) => scenes::stats(&arguments),
         Command::Info(arguments) => info(&arguments),
         Command::Report(arguments) => report(arguments),
     }
@@ -108,24 +110,6 @@ fn skipped(skipped: u64, steps: u64) -> String {
         ),
         _ => format!(", {skipped} of {steps} skipped"),
     }
-}
-
-fn launch(arguments: LaunchArguments) -> Result<()> {
-    let LaunchArguments {
-        ranks,
-        output,
-        end_within,
-        command,
-    } = arguments;
-    launching::launch(&LaunchOptions {
-        ranks,
-        output: match output {
-            OutputFlag::First => Output::First,
-            OutputFlag::All => Output::All,
-        },
-        end_within: Duration::from_secs(end_within),
-        command,
-    })
 }
 
 fn test(arguments: TestArguments) -> Result<()> {

@@ -20,7 +20,7 @@ pub use sections::{
     CheckpointSection, Config, DataSection, HighresSection, LogSection, Resume, SceneEntry,
 };
 pub use size::bytes;
-pub use terrashard_data::{Band, Region, Scaling, Selection};
+pub use terrashard_data::{Band, IgnoreFrom, Jitter, Offset, Region, Scaling, Selection};
 pub use terrashard_layout::Offload;
 pub use terrashard_models::{Loss, ModelConfig};
 pub use train::{
@@ -33,6 +33,7 @@ use std::path::Path;
 
 use toml::{Table, Value};
 
+use crate::dataset::indexed_scenes;
 use crate::error::{Error, Result};
 
 impl Config {
@@ -45,7 +46,17 @@ impl Config {
         let text = std::fs::read_to_string(path).map_err(Error::read(path))?;
         let whole = std::path::absolute(path).map_err(Error::read(path))?;
         let folder = whole.parent().unwrap_or(Path::new("/"));
-        Self::parse(&text, path, folder, overrides)
+        let mut config = Self::parse(&text, path, folder, overrides)?;
+        if let Some(chips) = &config.data.chips {
+            let scenes = indexed_scenes(chips)?;
+            // The configuration of a run has both.
+            if !config.data.scenes.is_empty() && config.data.scenes != scenes {
+                let expected = "no `data.scenes` beside it: it names the scenes";
+                return Err(Error::invalid("data.chips", chips.display(), expected));
+            }
+            config.data.scenes = scenes;
+        }
+        Ok(config)
     }
 
     /// The same from text; `path` stands in messages, and paths are relative to `folder`.
@@ -81,7 +92,10 @@ impl Config {
             scene.image = folder.join(&scene.image);
             scene.mask = scene.mask.take().map(|mask| folder.join(mask));
             scene.highres = scene.highres.take().map(|image| folder.join(image));
+            let classification = scene.classification.take();
+            scene.classification = classification.map(|path| folder.join(path));
         }
+        config.data.chips = config.data.chips.take().map(|chips| folder.join(chips));
         config.train.init = config.train.init.take().map(|init| folder.join(init));
         if let Resume::From(resume) = &mut config.checkpoint.resume {
             *resume = folder.join(&resume);

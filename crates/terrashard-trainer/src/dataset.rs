@@ -1,21 +1,37 @@
 //! The scenes of a configuration, opened and split.
 
+use std::collections::{HashMap, HashSet};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use terrashard_data::{
-    Augmentation, BandSelection, ChipOptions, Chips, IGNORE, Scene, SceneOptions, Split,
-    SplitWindows, TargetOptions,
+    Augmentation, BandSelection, ChipFiles, ChipIndex, ChipOptions, Chips, IGNORE, IndexedChip,
+    Part, Reopened, Scene, SceneOptions, TargetOptions, TileCache, tile,
 };
-use terrashard_raster::Window;
+use terrashard_raster::{RasterSource, ReadLimits, Window};
 
-use crate::config::{Config, ModelConfig, Scaling, SceneEntry};
+use crate::config::{Config, HighresSection, ModelConfig, Offset, Scaling, SceneEntry};
 use crate::error::{Error, Result};
 
 /// The scenes with their parts for training and testing.
 #[derive(Debug)]
 pub struct Dataset {
-    scenes: Vec<(Arc<Scene>, SplitWindows)>,
+    scenes: Vec<Split>,
 }
+
+/// A scene and what of it is for what.
+#[derive(Debug)]
+pub struct Split {
+    /// The scene.
+    pub scene: Arc<Scene>,
+    /// To be trained on: regions to be cut, or with `data.chips` the chips themselves.
+    pub train: Vec<Window>,
+    /// To be tested on.
+    pub test: Vec<Window>,
+}
+
+/// More scenes than this are opened anew for each window, since a program may hold only so many files.
+const HELD_OPEN: usize = 100;
 
 impl Dataset {
     /// Opens every scene and checks it against its label, the bands and the regions. Images at high resolution are left aside.
@@ -61,29 +77,50 @@ impl Dataset {
         complete: impl Fn(Scene, &SceneEntry) -> Result<Scene>,
     ) -> Result<Self> {
         let data = &config.data;
-        let options = scene_options(
+        let mut options = scene_options(
             &config.model,
             BandSelection::Pick(data.bands.clone()),
             &data.scaling,
             data.nodata,
         );
-        let options = match keep {
-            Keep::Decoded => options,
-            Keep::Nothing => SceneOptions {
-                cache_bytes: 0,
-                ..options
-            },
+        let cache = match keep {
+            Keep::Decoded => data.cache_bytes,
+            Keep::Nothing => 0,
         };
-        let split = Split {
-            train: data.train,
-            validation: None,
-            test: data.test,
+        options.cache_bytes = cache;
+        let cache = Arc::new(TileCache::new(cache));
+        let parts = Parts::of(config)?;
+        let many = data.scenes.len() > HELD_OPEN;
+        // What readers keep beside the tiles: a quarter of it for all scenes together.
+        let mut limits = ReadLimits::default();
+        if keep == Keep::Decoded {
+            let each = data.cache_bytes / 4 / data.scenes.len().max(1);
+            limits.cache_bytes = limits.cache_bytes.min(each);
+        }
+        let raster = |path: &PathBuf| -> terrashard_raster::Result<Box<dyn RasterSource>> {
+            match many {
+                true => Ok(Box::new(Reopened::new(path)?)),
+                false => terrashard_raster::open_with(path, limits),
+            }
         };
         let open = |entry: &SceneEntry| -> Result<_> {
-            let scene = Scene::open(&entry.image, entry.mask.as_deref(), options.clone())?;
+            let image = raster(&entry.image)?;
+            let options = SceneOptions {
+                scaling: entry_scaling(&data.scaling, entry, &*image)?,
+                ..options.clone()
+            };
+            let mask = entry.mask.as_ref().map(raster).transpose()?;
+            let scene = Scene::new(image, mask, options)?.with_cache(cache.clone());
+            let scene = match &data.ignore_from {
+                Some(ignore) => {
+                    let classification = entry.classification.as_ref();
+                    scene.ignoring(ignore, classification.map(raster).transpose()?)?
+                }
+                None => scene,
+            };
             let scene = Arc::new(complete(scene, entry)?);
-            let windows = split.windows(scene.width(), scene.height())?;
-            Ok((scene, windows))
+            let (train, test) = parts.of_scene(entry, &scene)?;
+            Ok(Split { scene, train, test })
         };
         Ok(Self {
             scenes: data.scenes.iter().map(open).collect::<Result<_>>()?,
@@ -96,11 +133,10 @@ impl Dataset {
     /// [`crate::Error::Data`].
     pub fn training_chips(&self, config: &Config) -> Result<Chips> {
         let data = &config.data;
-        let augmentation = match data.augment {
-            true => Augmentation::Orientations {
-                seed: config.train.seed,
-            },
-            false => Augmentation::Off,
+        let augmentation = Augmentation {
+            seed: config.train.seed,
+            orientations: data.augment,
+            jitter: data.jitter,
         };
         let options = ChipOptions {
             chip: data.chip,
@@ -108,38 +144,127 @@ impl Dataset {
             selection: data.selection,
             augmentation,
         };
-        let regions = self
-            .scenes
-            .iter()
-            .map(|(scene, windows)| (scene.clone(), windows.train));
-        Ok(Chips::new(regions.collect(), options)?)
+        let cut = |split: &Split| -> Result<_> {
+            let windows = match data.chips {
+                Some(_) => split.train.clone(),
+                None => split
+                    .train
+                    .iter()
+                    .map(|region| tile(*region, data.chip, data.stride))
+                    .collect::<terrashard_data::Result<Vec<_>>>()?
+                    .concat(),
+            };
+            Ok((split.scene.clone(), windows))
+        };
+        let windows = self.scenes.iter().map(cut).collect::<Result<_>>()?;
+        Ok(Chips::of_windows(windows, options)?)
+    }
+
+    /// The scenes with their parts.
+    pub fn scenes(&self) -> &[Split] {
+        &self.scenes
     }
 
     /// The scenes with the parts to test on.
     pub fn test_regions(&self) -> impl Iterator<Item = (Arc<Scene>, Window)> {
-        self.scenes
-            .iter()
-            .map(|(scene, windows)| (scene.clone(), windows.test))
+        let regions = |split: &Split| {
+            let scene = split.scene.clone();
+            let windows = split.test.clone();
+            windows
+                .into_iter()
+                .map(move |window| (scene.clone(), window))
+        };
+        self.scenes.iter().flat_map(regions)
     }
 }
 
-/// What is kept of a scene between two windows.
-#[derive(Debug, Clone, Copy)]
-enum Keep {
-    /// All of it, where it is not too large.
-    Decoded,
-    /// What the readers of its files keep.
-    Nothing,
+/// What of each scene is for what.
+enum Parts {
+    /// The same regions of each.
+    Regions(terrashard_data::Split),
+    /// By image, the windows of an index of chips.
+    Chips(HashMap<PathBuf, (Vec<Window>, Vec<Window>)>),
+}
+
+impl Parts {
+    fn of(config: &Config) -> Result<Self> {
+        let data = &config.data;
+        let Some(path) = &data.chips else {
+            return Ok(Self::Regions(terrashard_data::Split {
+                train: data.train,
+                validation: None,
+                test: data.test,
+            }));
+        };
+        let index = ChipIndex::read(path)?;
+        let header = &index.header;
+        let refuse = |key: &str, got: usize, expected: usize| {
+            let expected = format!("{expected}, as {} was cut", path.display());
+            Err(Error::invalid(key, got, expected))
+        };
+        if header.scale != config.model.scale {
+            return refuse("model.scale", config.model.scale, header.scale);
+        }
+        if header.classes != config.model.classes.max(2) {
+            return refuse("model.classes", config.model.classes, header.classes);
+        }
+        if header.chip > data.chip {
+            return refuse("data.chip", data.chip, header.chip);
+        }
+        let mut parts: HashMap<_, (Vec<Window>, Vec<Window>)> = HashMap::new();
+        for chip in index.chips {
+            let [col, row, width, height] = chip.window;
+            let window = Window::new(col, row, width, height);
+            let (train, test) = parts.entry(chip.files.image).or_default();
+            match chip.part {
+                Part::Train => train.push(window),
+                Part::Test => test.push(window),
+                Part::Validation => {}
+            }
+        }
+        Ok(Self::Chips(parts))
+    }
+
+    fn of_scene(&self, entry: &SceneEntry, scene: &Scene) -> Result<(Vec<Window>, Vec<Window>)> {
+        match self {
+            Self::Regions(split) => {
+                let windows = split.windows(scene.width(), scene.height())?;
+                Ok((vec![windows.train], vec![windows.test]))
+            }
+            Self::Chips(parts) => Ok(parts.get(&entry.image).cloned().unwrap_or_default()),
+        }
+    }
+}
+
+/// The scenes of an index of chips, each once, in the order of their first chips.
+///
+/// # Errors
+/// [`crate::Error::Data`].
+pub(crate) fn indexed_scenes(path: &Path) -> Result<Vec<SceneEntry>> {
+    let mut seen = HashSet::new();
+    let chips = ChipIndex::read(path)?.chips.into_iter();
+    let entries = chips.filter(|chip| seen.insert(chip.files.image.clone()));
+    let entry = |chip: IndexedChip| {
+        let ChipFiles {
+            image,
+            mask,
+            highres,
+            classification,
+            offset,
+        } = chip.files;
+        SceneEntry {
+            image,
+            mask,
+            highres,
+            classification,
+            offset: offset.map(Offset::Fixed),
+        }
+    };
+    Ok(entries.map(entry).collect())
 }
 
 /// A scene with the image at high resolution that its entry names.
 fn with_target(config: &Config, scene: Scene, entry: &SceneEntry) -> Result<Scene> {
-    let highres = &config.data.highres;
-    let options = TargetOptions {
-        bands: BandSelection::Pick(highres.bands.clone()),
-        scaling: highres.scaling.clone(),
-        nodata: highres.nodata,
-    };
     let Some(path) = &entry.highres else {
         return Err(Error::invalid(
             "data.scenes",
@@ -148,8 +273,48 @@ fn with_target(config: &Config, scene: Scene, entry: &SceneEntry) -> Result<Scen
              or set `model.superres = false`",
         ));
     };
-    let target = Box::new(terrashard_raster::open(path)?);
-    Ok(scene.with_target(target, &options)?)
+    let source: Box<dyn RasterSource> = match config.data.scenes.len() > HELD_OPEN {
+        true => Box::new(Reopened::new(path)?),
+        false => terrashard_raster::open(path)?,
+    };
+    Ok(scene.with_target(source, &target_options(&config.data.highres))?)
+}
+
+/// Whether decoded scenes are kept in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Keep {
+    /// Where they fit.
+    Decoded,
+    /// Not.
+    Nothing,
+}
+
+/// The scaling of a scene: that of all, with its own offset where it has one.
+///
+/// # Errors
+/// [`terrashard_data::Error::UnknownOffset`], [`terrashard_data::Error::Metadata`].
+pub(crate) fn entry_scaling(
+    scaling: &Scaling,
+    entry: &SceneEntry,
+    image: &dyn RasterSource,
+) -> terrashard_data::Result<Scaling> {
+    let offset = match entry.offset {
+        Some(offset) => offset.resolve(image)?,
+        None => scaling.offset,
+    };
+    Ok(Scaling {
+        offset,
+        ..scaling.clone()
+    })
+}
+
+/// How images at high resolution are read.
+pub(crate) fn target_options(highres: &HighresSection) -> TargetOptions {
+    TargetOptions {
+        bands: BandSelection::Pick(highres.bands.clone()),
+        scaling: highres.scaling.clone(),
+        nodata: highres.nodata,
+    }
 }
 
 /// How scenes are read for a model.

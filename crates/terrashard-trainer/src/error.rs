@@ -21,6 +21,16 @@ pub enum Error {
         /// What was allowed.
         bound: f64,
     },
+    /// Files of a configuration are not as they have to be.
+    #[error("{}: {} wrong and {suspicious} suspicious in its files", path.display(), counted(*wrong, "thing"))]
+    Findings {
+        /// The configuration.
+        path: PathBuf,
+        /// Findings that are wrong.
+        wrong: usize,
+        /// Findings that are suspicious.
+        suspicious: usize,
+    },
     /// A file that has to be there cannot be read.
     #[error("failed to read {}: {source}; check the path and its permissions", path.display())]
     Read {

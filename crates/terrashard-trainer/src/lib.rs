@@ -2,7 +2,7 @@
 //!
 //! A [`config::Config`] becomes a run ([`training::fit`]), a run leaves a [`run_directory`] behind, and what stands there is
 //! measured ([`evaluation`]), laid over scenes ([`prediction`]), exported ([`export`]; checkpoints of others are read by [`import`]) and shown ([`report`]); [`planning`] says
-//! beforehand what each stage would take, and [`launching`] makes processes of the ranks. [`commands`] is
+//! beforehand what each stage would take, [`inspection`] what is wrong with the files, [`chipping`] cuts them and [`statistics`] what is in them, and [`launching`] makes processes of the ranks. [`commands`] is
 //! the program `terrashard` around that.
 //!
 //! ```
@@ -27,6 +27,7 @@
 
 pub mod arguments;
 pub mod band_stack;
+pub mod chipping;
 pub mod commands;
 pub mod config;
 pub mod console;
@@ -37,6 +38,7 @@ pub mod export;
 mod footprint;
 pub mod import;
 pub mod info;
+pub mod inspection;
 pub mod launching;
 pub mod mapping;
 mod output_file;
@@ -48,6 +50,7 @@ pub mod report;
 pub mod run_directory;
 pub mod schedule;
 pub mod sharding;
+pub mod statistics;
 pub mod trained_model;
 pub mod training;
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use serde::de::{self, Deserialize, Deserializer, Visitor};
 use toml::{Table, Value};
 
-use terrashard_data::{Scaling, Selection};
+use terrashard_data::{Jitter, Scaling, Selection};
 use terrashard_models::ModelConfig;
 
 use super::sections::{
@@ -29,13 +29,14 @@ fn known() -> Vec<String> {
         .iter()
         .map(|name| name.to_string())
         .collect();
-    let nested: [(&str, &[&str]); 12] = [
+    let nested: [(&str, &[&str]); 13] = [
         ("model", fields::<ModelConfig>()),
         ("data", fields::<DataSection>()),
         ("data.scenes", fields::<SceneEntry>()),
         ("data.scaling", fields::<Scaling>()),
         ("data.highres", fields::<HighresSection>()),
         ("data.highres.scaling", fields::<Scaling>()),
+        ("data.jitter", fields::<Jitter>()),
         ("data.selection", fields::<Selection>()),
         ("train", fields::<TrainSection>()),
         ("train.groups", fields::<GroupEntry>()),

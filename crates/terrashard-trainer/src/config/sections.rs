@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::de::{self, Deserializer};
 use serde::{Deserialize, Serialize};
-use terrashard_data::{Band, Region, Scaling, Selection};
+use terrashard_data::{Band, IgnoreFrom, Jitter, Offset, Region, Scaling, Selection};
 use terrashard_models::ModelConfig;
 
 use super::{TrainSection, ZeroSection};
@@ -33,6 +33,9 @@ pub struct Config {
 pub struct DataSection {
     /// Images with their labels.
     pub scenes: Vec<SceneEntry>,
+    /// An index of chips that `terrashard chip` has cut, to train on its chips for training and test on those for test, in place of
+    /// `train`, `test` and `stride`; it names the scenes. Default: none.
+    pub chips: Option<PathBuf>,
     /// The bands of the images in the order of the model's channels, by name or by number
     /// from 1. Default: B02, B03, B04, B08, B11, B12.
     pub bands: Vec<Band>,
@@ -56,6 +59,13 @@ pub struct DataSection {
     pub selection: Selection,
     /// Whether samples are flipped and turned at random. Default: `true`.
     pub augment: bool,
+    /// How the images of samples are disturbed at random. Default: not.
+    pub jitter: Jitter,
+    /// Classes of a scene classification or cloud mask whose pixels are not trained on and not counted, such as `SCL:3,8,9,10`: of
+    /// `classification` beside the image, or of a band of the image itself. Default: none.
+    pub ignore_from: Option<IgnoreFrom>,
+    /// Bytes of decoded tiles that are kept in memory, over all scenes. Default: 1 GiB.
+    pub cache_bytes: usize,
     /// Height and width of the windows of test and predict in pixels of the image. Default: `chip`.
     pub tile: Option<usize>,
     /// Pixels of the image that neighbouring windows share in test and predict. Default: 16.
@@ -69,6 +79,7 @@ impl Default for DataSection {
         let bands = ["B02", "B03", "B04", "B08", "B11", "B12"];
         Self {
             scenes: Vec::new(),
+            chips: None,
             bands: bands.map(|name| Band::Name(name.into())).to_vec(),
             scaling: Scaling::default(),
             nodata: None,
@@ -79,6 +90,9 @@ impl Default for DataSection {
             stride: 32,
             selection: Selection::default(),
             augment: true,
+            jitter: Jitter::default(),
+            ignore_from: None,
+            cache_bytes: 1 << 30,
             tile: None,
             overlap: 16,
             baseline_note: None,
@@ -141,6 +155,14 @@ pub struct SceneEntry {
     pub mask: Option<PathBuf>,
     /// The image at high resolution, a GeoTIFF with the bands of `data.highres.bands` on the label's grid.
     pub highres: Option<PathBuf>,
+    /// The scene classification or cloud mask that `data.ignore_from` speaks of, on any grid over the image's ground. Default: the
+    /// image's own band of that name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub classification: Option<PathBuf>,
+    /// In place of `data.scaling.offset`: a number, or `auto` for what the product's name or metadata says of its processing
+    /// baseline. Default: `data.scaling.offset`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub offset: Option<Offset>,
 }
 
 /// `[checkpoint]`: when the run is saved, and where it starts.

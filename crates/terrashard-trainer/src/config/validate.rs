@@ -23,7 +23,7 @@ impl Config {
     /// Checks every value and what does not fit together.
     pub(super) fn validate(&self, path: &Path) -> Result<()> {
         let (model, data) = (&self.model, &self.data);
-        if data.scenes.is_empty() {
+        if data.scenes.is_empty() && data.chips.is_none() {
             return Err(Error::MissingKey {
                 path: path.into(),
                 key: "data.scenes".into(),

@@ -8,7 +8,7 @@ use toml::{Table, Value};
 use crate::config::{Config, SceneEntry};
 
 /// Keys of `[data]` that no training step reads.
-const FREE: [&str; 4] = ["test", "tile", "overlap", "baseline_note"];
+const FREE: [&str; 5] = ["test", "tile", "overlap", "baseline_note", "cache_bytes"];
 
 /// A key that differs, with its values as TOML.
 #[derive(Debug, PartialEq, Eq)]
@@ -25,6 +25,11 @@ pub(super) fn difference(ours: &Config, theirs: &Config) -> Option<Difference> {
     if same_scenes(&ours.data.scenes, &theirs.data.scenes) {
         theirs.data.scenes.clone_from(&ours.data.scenes);
     }
+    if let (Some(chips), Some(other)) = (&ours.data.chips, &theirs.data.chips)
+        && same_file(chips, other)
+    {
+        theirs.data.chips.clone_from(&ours.data.chips);
+    }
     walk("", &defining(ours), &defining(&theirs))
 }
 
@@ -39,6 +44,8 @@ pub(crate) fn same_scenes(ours: &[SceneEntry], theirs: &[SceneEntry]) -> bool {
             same_file(&ours.image, &theirs.image)
                 && same(&ours.mask, &theirs.mask)
                 && same(&ours.highres, &theirs.highres)
+                && same(&ours.classification, &theirs.classification)
+                && ours.offset == theirs.offset
         })
 }
 

@@ -9,6 +9,7 @@ mod folder;
 mod highres;
 mod imports;
 mod info;
+mod inputs;
 mod plan;
 mod predicted;
 mod products;

@@ -118,6 +118,20 @@ impl Scenario {
         );
     }
 
+    /// Classes over the ground of the image, on a grid of pixels that are `side` times as long as the image's.
+    pub(crate) fn write_classes(
+        &self,
+        name: &str,
+        side: usize,
+        class: impl Fn(usize, usize) -> u8,
+    ) {
+        let (width, height) = (WIDTH / side, HEIGHT / side);
+        let classes = (0..width * height).map(|at| class(at % width, at / width));
+        let samples = Samples::U8(classes.collect());
+        let ground = TRANSFORM.scaled(1.0 / side as f64);
+        self.write(name, (width, height), 1, samples, ground);
+    }
+
     /// A map of one class.
     pub(crate) fn write_map(&self, name: &str, size: (usize, usize), transform: Transform) {
         self.write(

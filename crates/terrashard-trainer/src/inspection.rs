@@ -1,0 +1,68 @@
+//! `check`: everything that is wrong with the files of a configuration, before it is trained.
+
+use serde::Serialize;
+use terrashard_data::{BandSelection, Finding, Level, SceneFiles, SceneOptions, Split, inspect};
+
+use crate::config::{Config, SceneEntry};
+use crate::dataset::{entry_scaling, scene_options, target_options};
+
+/// What `check --json` prints.
+#[derive(Debug, Clone, Serialize)]
+pub struct Inspected {
+    /// Whether nothing is wrong and nothing suspicious.
+    pub ok: bool,
+    /// Scenes that were looked at.
+    pub scenes: usize,
+    /// Findings that are wrong.
+    pub wrong: usize,
+    /// Findings that are suspicious.
+    pub suspicious: usize,
+    /// What was found, scene by scene.
+    pub findings: Vec<Finding>,
+}
+
+/// Looks at all files of all scenes, to their last pixels, as `fit` would read them.
+pub fn check(config: &Config) -> Inspected {
+    let mut findings = Vec::new();
+    for entry in &config.data.scenes {
+        check_scene(config, entry, &mut findings);
+    }
+    let of_level = |level| findings.iter().filter(|f| f.level == level).count();
+    Inspected {
+        ok: findings.is_empty(),
+        scenes: config.data.scenes.len(),
+        wrong: of_level(Level::Wrong),
+        suspicious: of_level(Level::Suspicious),
+        findings,
+    }
+}
+
+fn check_scene(config: &Config, entry: &SceneEntry, findings: &mut Vec<Finding>) {
+    let data = &config.data;
+    let selection = BandSelection::Pick(data.bands.clone());
+    let mut options = scene_options(&config.model, selection, &data.scaling, data.nodata);
+    if let Ok(image) = terrashard_raster::open(&entry.image) {
+        match entry_scaling(&data.scaling, entry, &*image) {
+            Ok(scaling) => options = SceneOptions { scaling, ..options },
+            Err(error) => findings.push(Finding::of_error(&entry.image, &error)),
+        }
+        let split = Split {
+            train: data.train,
+            validation: None,
+            test: data.test,
+        };
+        let metadata = image.metadata();
+        if data.chips.is_none()
+            && let Err(error) = split.windows(metadata.width, metadata.height)
+        {
+            findings.push(Finding::of_error(&entry.image, &error));
+        }
+    }
+    let files = SceneFiles {
+        image: entry.image.clone(),
+        mask: entry.mask.clone(),
+        highres: entry.highres.clone(),
+    };
+    let target = config.model.superres.then(|| target_options(&data.highres));
+    findings.extend(inspect(&files, &options, target.as_ref()));
+}
