@@ -11,7 +11,7 @@ use crate::pyramid::Pyramid;
 use crate::stripe::Stripe;
 use crate::{DataType, Error, Raster, RasterSink, RasterSpec, Result, Window, cog};
 
-/// Rows of tiles that may be incomplete at once; each takes width x tile x bands samples of memory.
+/// Rows of tiles that may be incomplete at once, unless more are asked for; each takes width x tile x bands samples of memory.
 const OPEN_STRIPES: usize = 4;
 
 /// A Cloud Optimized GeoTIFF being written: tiles, Deflate, one plane for all bands, overviews.
@@ -25,6 +25,7 @@ pub struct GeoTiffSink {
     partial: NamedTempFile,
     pyramid: Pyramid,
     open: BTreeMap<usize, Stripe>,
+    most_open: usize,
     done: Vec<bool>,
 }
 
@@ -55,10 +56,18 @@ impl GeoTiffSink {
             pyramid: Pyramid::new(&spec, scratch),
             done: vec![false; spec.height.div_ceil(spec.tile)],
             open: BTreeMap::new(),
+            most_open: OPEN_STRIPES,
             path,
             spec,
             partial,
         })
+    }
+
+    /// The same for windows of `rows` rows that come from left to right: so many rows may be incomplete at once.
+    pub fn windows_of(mut self, rows: usize) -> Self {
+        // Wherever a window begins, it reaches into one row of tiles more.
+        self.most_open = OPEN_STRIPES.max(rows.div_ceil(self.spec.tile) + 1);
+        self
     }
 
     fn stripe_window(&self, index: usize) -> Window {
@@ -143,8 +152,8 @@ impl RasterSink for GeoTiffSink {
                 self.pyramid
                     .take(place, stripe.into_samples())
                     .map_err(|e| unwritten(&self.path, e))?;
-            } else if self.open.len() > OPEN_STRIPES {
-                let rows = OPEN_STRIPES * tile;
+            } else if self.open.len() > self.most_open {
+                let rows = self.most_open * tile;
                 let what = format!(
                     "more than {rows} rows are incomplete; write windows row by row from the top"
                 );
@@ -162,6 +171,7 @@ impl RasterSink for GeoTiffSink {
             pyramid,
             open,
             done,
+            ..
         } = *self;
         let untouched = (0..done.len()).filter(|index| !done[*index] && !open.contains_key(index));
         let rows = |index: usize| spec.tile.min(spec.height - index * spec.tile);

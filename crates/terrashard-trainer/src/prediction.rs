@@ -230,7 +230,8 @@ fn overlay(maps: &[PathBuf], output: &Path, trained: &TrainedModel) -> Result<()
     let spec = overlay.spec();
     let (width, height) = (spec.width, spec.height);
     let rows = (OVERLAY_BYTES / width).clamp(1, height);
-    let mut output = Output::create(Product::Classes, output, products::coloured(spec, trained))?;
+    let spec = products::coloured(spec, trained);
+    let mut output = Output::create(Product::Classes, output, spec, rows)?;
     for row in (0..height).step_by(rows) {
         output.write(&overlay.rows(row, rows.min(height - row))?)?;
     }
@@ -286,9 +287,10 @@ impl SceneWork<'_> {
         }
         let identity = self.identity(&scene, fit)?;
         let (journal, found) = Journal::open(anchor, &identity, mosaic.columns())?;
+        let rows = mosaic.largest_block().1 * scene.scale();
         let outputs = products.iter().map(|(product, path)| {
             let spec = self.spec(*product, scene.metadata());
-            Output::create(*product, path, spec)
+            Output::create(*product, path, spec, rows)
         });
         let every = Duration::from_secs(5);
         let mut map = SceneMap {

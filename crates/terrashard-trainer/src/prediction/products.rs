@@ -151,16 +151,21 @@ pub(crate) struct Output {
 }
 
 impl Output {
-    /// Begins the file. What an earlier prediction that was killed has left of it goes.
+    /// Begins the file, for windows of at most `rows` rows. What an earlier prediction that was killed has left of it goes.
     ///
     /// # Errors
     /// [`Error::Write`], [`Error::Raster`].
-    pub(crate) fn create(product: Product, path: &Path, spec: RasterSpec) -> Result<Self> {
+    pub(crate) fn create(
+        product: Product,
+        path: &Path,
+        spec: RasterSpec,
+        rows: usize,
+    ) -> Result<Self> {
         remove_leftovers(path);
         let sink = GeoTiffSink::create(path, spec).map_err(unwritten)?;
         Ok(Self {
             product,
-            sink: Box::new(sink),
+            sink: Box::new(sink.windows_of(rows)),
         })
     }
 

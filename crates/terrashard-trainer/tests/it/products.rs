@@ -70,6 +70,25 @@ fn geo_39_outputs_name_their_bands() {
     }
 }
 
+/// Windows that are higher than many rows of tiles, of which an output of several bytes a pixel has narrow ones.
+#[test]
+fn geo_06_high_windows_are_written_from_left_to_right() {
+    let folder = Folder::new();
+    let config = ModelConfig {
+        superres: true,
+        ..small(2)
+    };
+    folder.model(&config, (224, 32), |_, _| {});
+    folder.image("in.tif", (420, 230), 2, None, pattern);
+    let line = ["in.tif", "--image", "image.tif", "--probability", "p.tif"];
+    folder.predict(&[&line[..], &["--probability-type", "f32"]].concat());
+    let image = folder.whole("image.tif");
+    assert_eq!(image.window(), Window::new(0, 0, 420 * SCALE, 230 * SCALE));
+    let p = folder.whole("p.tif");
+    let values = p.band_f32(0);
+    assert!(values.iter().all(|value| (0.0..=1.0).contains(value)));
+}
+
 #[test]
 fn geo_04_bands_in_separate_files_are_one_scene() {
     let folder = Folder::new();
