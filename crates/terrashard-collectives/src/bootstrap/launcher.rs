@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
 use super::environment::Launched;
@@ -44,16 +44,19 @@ pub struct Launcher {
 
 impl Launcher {
     /// Starts what `command` yields for each rank, with the variables of [`Launched::variables`], and waits for all. SIGINT,
-    /// SIGTERM and SIGHUP are passed on to them from now on, and no longer end this process by themselves.
+    /// SIGTERM, SIGHUP and SIGUSR1 are passed on to them from now on, and no longer end this process by themselves. After
+    /// SIGUSR1 the ranks have all the time that they want.
     ///
     /// # Errors
     ///
-    /// [`Error::Launch`] for the rank that failed first, after all have ended; [`Error::Interrupted`] after a signal.
+    /// [`Error::Launch`] for the rank that failed first, after all have ended; [`Error::Interrupted`] after a signal by which a
+    /// rank did not end well.
     pub fn run(&self, command: impl FnMut(&Launched) -> Command) -> Result<()> {
-        let signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(|error| Error::Launch {
-            rank: 0,
-            reason: format!("does not start: signals cannot be passed on: {error}"),
-        });
+        let signals =
+            Signals::new([SIGINT, SIGTERM, SIGHUP, SIGUSR1]).map_err(|error| Error::Launch {
+                rank: 0,
+                reason: format!("does not start: signals cannot be passed on: {error}"),
+            });
         let mut signals = signals?;
         self.run_with(command, || signals.pending().next())
     }
@@ -121,17 +124,23 @@ impl Launcher {
 
     fn watch(&self, family: &mut Family, signal: &mut impl FnMut() -> Option<i32>) -> Result<()> {
         let mut why: Option<(Error, Instant)> = None;
+        let mut all_end_well = true;
         loop {
             let failed = family.bury();
+            all_end_well &= failed.is_none();
             if let (None, Some((rank, status))) = (&why, failed) {
                 let reason = ending(status);
                 why = Some((Error::Launch { rank, reason }, Instant::now()));
             }
             if let Some(number) = signal() {
                 family.tell(number);
-                why.get_or_insert((Error::Interrupted { signal: number }, Instant::now()));
+                if number != SIGUSR1 {
+                    why.get_or_insert((Error::Interrupted { signal: number }, Instant::now()));
+                }
             }
             match why {
+                // What ranks make of a signal may be a good end, with all that they have done saved.
+                Some(_) if family.children.is_empty() && all_end_well => return Ok(()),
                 Some((error, _)) if family.children.is_empty() => return Err(error),
                 None if family.children.is_empty() => return Ok(()),
                 Some((error, since)) if since.elapsed() > self.end_within => {
@@ -313,14 +322,18 @@ mod tests {
     }
 
     #[test]
-    fn signals_reach_all() {
+    fn signals_reach_all_and_a_good_end_is_one() {
         // Not that of the keyboard: a shell in the background is born deaf to it, and so is what it starts.
-        let other = signal_hook::consts::SIGUSR1;
-        for (signal, name) in [(SIGTERM, "TERM"), (other, "USR1")] {
+        for (signal, name, code) in [
+            (SIGTERM, "TERM", 0),
+            (SIGUSR1, "USR1", 0),
+            (SIGTERM, "TERM", 3),
+            (SIGUSR1, "USR1", 3),
+        ] {
             let folder = tempfile::tempdir().unwrap();
             let path = folder.path().display().to_string();
             let script = format!(
-                "trap 'touch {path}/told$RANK; exit 0' {name}; touch {path}/ready$RANK; while true; do sleep 0.01; done"
+                "trap 'touch {path}/told$RANK; exit {code}' {name}; touch {path}/ready$RANK; while true; do sleep 0.01; done"
             );
             let exists = |name: &str| folder.path().join(name).exists();
             let mut sent = false;
@@ -330,8 +343,17 @@ mod tests {
                 is_time.then_some(signal)
             };
             let result = launcher(2).run_with(|_| shell(&script), once);
-            let text = result.unwrap_err().to_string();
-            assert!(text.contains(&format!("signal {signal}")), "{text}");
+            match (code, name) {
+                (0, _) => result.unwrap(),
+                (_, "USR1") => {
+                    let text = result.unwrap_err().to_string();
+                    assert!(text.ends_with("ended with exit code 3"), "{text}");
+                }
+                _ => {
+                    let text = result.unwrap_err().to_string();
+                    assert!(text.contains(&format!("signal {signal}")), "{text}");
+                }
+            }
             assert!(exists("told0") && exists("told1"), "{name}");
         }
     }
