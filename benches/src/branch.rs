@@ -13,7 +13,7 @@ use terrashard_trainer::config::{Config, Device};
 use terrashard_trainer::evaluation::{self, TestOptions};
 use terrashard_trainer::record::Display;
 use terrashard_trainer::run_directory::RunDirectory;
-use terrashard_trainer::training::{self, FitOptions};
+use terrashard_trainer::training::{self, FitOptions, Partial, StopRequest};
 
 use crate::{memory, npy};
 
@@ -203,6 +203,8 @@ pub fn run_one(config: &Path, run: &Path) -> Result<BranchRow, Error> {
         name: "branch".into(),
         run: run.clone(),
         stop_after: None,
+        stop: StopRequest::default(),
+        partial: Partial::Refused,
         device: Device::Cpu,
         display: Display::Quiet,
     };

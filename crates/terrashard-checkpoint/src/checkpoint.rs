@@ -1,16 +1,34 @@
 //! Reading a checkpoint by name and interval, whatever rank count wrote it.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 
-use crate::chunk::Extent;
+use crate::chunk::{self, Extent};
 use crate::container::Header;
 use crate::durable::io;
 use crate::folder::{MANIFEST, resolve};
 use crate::manifest::{Manifest, PieceEntry, TensorEntry};
-use crate::saver::check_lengths;
+use crate::saver::{check_length, check_lengths};
 use crate::{Error, Kind, Result, State, TensorSpec};
+
+/// Chunks that one thread checks before it looks for more.
+const RUN_CHUNKS: usize = 16;
+
+/// A tensor of a checkpoint that cannot be read.
+#[derive(Debug)]
+pub struct Fault {
+    /// Its name.
+    pub name: String,
+    /// What its values are to the parameter of that name.
+    pub kind: Kind,
+    /// Why.
+    pub error: Error,
+}
 
 /// A complete checkpoint, open for reading.
 #[derive(Debug)]
@@ -30,11 +48,21 @@ impl Checkpoint {
     /// [`Error::Malformed`], [`Error::Gap`], [`Error::Overlap`], [`Error::MissingFile`], [`Error::Truncated`],
     /// [`Error::Io`].
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let checkpoint = Self::open_damaged(path)?;
+        check_lengths(&checkpoint.folder, &checkpoint.manifest)?;
+        Ok(checkpoint)
+    }
+
+    /// As [`Self::open`] where data files may be missing or too short: [`Self::faults`] tells which tensors that costs, and
+    /// those cannot be read.
+    ///
+    /// # Errors
+    /// As [`Self::open`] but for the data files.
+    pub fn open_damaged(path: impl AsRef<Path>) -> Result<Self> {
         let folder = resolve(path.as_ref())?;
         let path = folder.join(MANIFEST);
         let manifest = Manifest::read(&path)?;
         let state = manifest.state(&path)?;
-        check_lengths(&folder, &manifest)?;
         Ok(Self {
             folder,
             manifest,
@@ -60,6 +88,16 @@ impl Checkpoint {
     /// All tensors, sorted by name and kind.
     pub fn tensors(&self) -> impl Iterator<Item = &TensorSpec> {
         self.manifest.tensors.iter().map(|entry| &entry.spec)
+    }
+
+    /// Bytes of its files, the manifest included.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn disk_bytes(&self) -> Result<u64> {
+        let path = self.folder.join(MANIFEST);
+        let manifest = path.metadata().map_err(io("inspect", &path))?.len();
+        Ok(manifest + self.manifest.files.values().sum::<u64>())
     }
 
     /// A tensor by name and kind. A name that is tied has the optimizer states of its owner.
@@ -131,15 +169,87 @@ impl Checkpoint {
             let path = self.folder.join(name);
             let mut file = File::open(&path).map_err(io("open", &path))?;
             let header = Header::read(&mut file, &path)?;
-            for entry in &self.manifest.tensors {
-                for piece in entry.pieces.iter().filter(|piece| &piece.file == name) {
-                    check_header(&path, &header, entry, piece)?;
-                    self.extent(entry, piece).verify(&mut file)?;
-                    checked += piece.bytes[1] - piece.bytes[0];
-                }
+            for (entry, piece) in self.pieces().filter(|(_, piece)| &piece.file == name) {
+                check_header(&path, &header, entry, piece)?;
+                checked += piece.bytes[1] - piece.bytes[0];
             }
         }
-        Ok(checked)
+        match self.faults().into_iter().next() {
+            Some(fault) => Err(fault.error),
+            None => Ok(checked),
+        }
+    }
+
+    /// The tensors that cannot be read, sorted by name and kind, each with the first reason. All values of all others were read
+    /// and have their hashes.
+    pub fn faults(&self) -> Vec<Fault> {
+        let bad: BTreeSet<&String> = self
+            .manifest
+            .files
+            .keys()
+            .filter(|name| check_length(&self.folder, &self.manifest, name).is_err())
+            .collect();
+        let faults = Mutex::new(BTreeMap::new());
+        let note = |tensor: &'_ TensorSpec, error| {
+            let mut faults = faults.lock().unwrap_or_else(PoisonError::into_inner);
+            let key = (tensor.name.clone(), tensor.kind);
+            faults.entry(key).or_insert(error);
+        };
+        let mut tasks = Vec::new();
+        for (entry, piece) in self.pieces() {
+            if bad.contains(&piece.file) {
+                let length = check_length(&self.folder, &self.manifest, &piece.file);
+                match length {
+                    // What lies before the end of a file that was cut may be sound.
+                    Err(Error::Truncated { got, .. }) if piece.bytes[1] <= got => {}
+                    Err(error) => {
+                        note(&entry.spec, error);
+                        continue;
+                    }
+                    Ok(()) => {}
+                }
+            }
+            let chunks = 0..piece.hashes.len();
+            let runs = chunks.step_by(RUN_CHUNKS);
+            tasks.extend(runs.map(|start| {
+                let end = piece.hashes.len().min(start + RUN_CHUNKS);
+                (entry, piece, start..end)
+            }));
+        }
+        let next = AtomicUsize::new(0);
+        let work = || {
+            let mut open: Option<(&str, File)> = None;
+            while let Some((entry, piece, chunks)) = tasks.get(next.fetch_add(1, Ordering::Relaxed))
+            {
+                let extent = self.extent(entry, piece);
+                let file = match open.take() {
+                    Some((name, file)) if name == piece.file => Ok(file),
+                    _ => File::open(&extent.path).map_err(io("open", &extent.path)),
+                };
+                let checked = file.and_then(|mut file| {
+                    let checked = extent.verify(&mut file, chunks.clone());
+                    open = Some((&piece.file, file));
+                    checked
+                });
+                if let Err(error) = checked {
+                    note(&entry.spec, error);
+                }
+            }
+        };
+        thread::scope(|scope| {
+            (1..chunk::threads()).for_each(|_| {
+                scope.spawn(work);
+            });
+            work();
+        });
+        let faults = faults.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let fault = |((name, kind), error)| Fault { name, kind, error };
+        faults.into_iter().map(fault).collect()
+    }
+
+    fn pieces(&self) -> impl Iterator<Item = (&TensorEntry, &PieceEntry)> {
+        let entries = self.manifest.tensors.iter();
+        entries.flat_map(|entry| entry.pieces.iter().map(move |piece| (entry, piece)))
     }
 
     fn entry(&self, name: &str, kind: Kind) -> Option<&TensorEntry> {

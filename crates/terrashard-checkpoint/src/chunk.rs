@@ -2,13 +2,14 @@
 //!
 //! The bytes of every stored tensor are hashed in chunks of [`CHUNK_BYTES`]. Reading some of them reads and
 //! checks the chunks they touch, so a sub-interval is as certain as the whole, at the price of at most two
-//! chunks of extra reading.
+//! chunks of extra reading. Chunks are independent of each other: large tensors are hashed, and read, by several threads.
 
 use std::fmt;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::thread;
 
 use serde::{Deserialize, Serialize};
 
@@ -17,6 +18,12 @@ use crate::{Error, Result};
 
 /// Bytes under one hash; the last chunk of a tensor is shorter.
 pub(crate) const CHUNK_BYTES: usize = 1 << 20;
+
+/// From here on the work on a tensor is worth threads of its own.
+const PARALLEL_BYTES: usize = 4 * CHUNK_BYTES;
+
+/// The most threads that work on one tensor: few hash faster than a disk reads.
+const THREADS_MAX: usize = 8;
 
 /// The BLAKE3 hash of one chunk, 64 hexadecimal digits in files.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -63,6 +70,35 @@ pub(crate) fn hashes(bytes: &[u8]) -> Vec<ChunkHash> {
     bytes.chunks(CHUNK_BYTES).map(ChunkHash::of).collect()
 }
 
+/// The hashes of a tensor's bytes, and the result of `work`, which runs at the same time where there is much to hash.
+pub(crate) fn hashes_beside<T>(bytes: &[u8], work: impl FnOnce() -> T) -> (Vec<ChunkHash>, T) {
+    if bytes.len() < PARALLEL_BYTES {
+        let done = work();
+        return (hashes(bytes), done);
+    }
+    thread::scope(|scope| {
+        let runs: Vec<_> = bytes
+            .chunks(share(bytes.len()))
+            .map(|run| scope.spawn(|| hashes(run)))
+            .collect();
+        let done = work();
+        let hashes = runs
+            .into_iter()
+            .flat_map(|run| run.join().expect("hashing bytes in memory does not panic"));
+        (hashes.collect(), done)
+    })
+}
+
+/// How many threads of this machine work side by side.
+pub(crate) fn threads() -> usize {
+    thread::available_parallelism().map_or(1, |threads| threads.get().min(THREADS_MAX))
+}
+
+/// Bytes of each thread's run of whole chunks.
+fn share(bytes: usize) -> usize {
+    bytes.div_ceil(threads()).next_multiple_of(CHUNK_BYTES)
+}
+
 /// A stored tensor's bytes in a file. Its owner has checked that they lie within the file and that there are
 /// [`hash_count`] hashes.
 #[derive(Debug)]
@@ -81,6 +117,29 @@ impl Extent<'_> {
     /// Reads the bytes from `start` (counted within the extent) that fill `out`, and checks every chunk that
     /// they touch.
     pub(crate) fn read(&self, file: &mut File, start: usize, out: &mut [u8]) -> Result<()> {
+        if out.len() < PARALLEL_BYTES {
+            return self.read_run(file, start, out);
+        }
+        // Runs end at chunks, so that none is read twice.
+        let (first, rest) = out.split_at_mut(CHUNK_BYTES - start % CHUNK_BYTES);
+        let (after, share) = (start + first.len(), share(rest.len()));
+        thread::scope(|scope| {
+            let run = |(index, run): (usize, _)| {
+                scope.spawn(move || {
+                    let mut file = File::open(&self.path).map_err(io("open", &self.path))?;
+                    self.read_run(&mut file, after + index * share, run)
+                })
+            };
+            let runs: Vec<_> = rest.chunks_mut(share).enumerate().map(run).collect();
+            self.read_run(file, start, first)?;
+            runs.into_iter().try_for_each(|run| {
+                run.join()
+                    .expect("reading into memory that is there does not panic")
+            })
+        })
+    }
+
+    fn read_run(&self, file: &mut File, start: usize, out: &mut [u8]) -> Result<()> {
         if out.is_empty() {
             return Ok(());
         }
@@ -103,10 +162,10 @@ impl Extent<'_> {
         Ok(())
     }
 
-    /// Checks every chunk.
-    pub(crate) fn verify(&self, file: &mut File) -> Result<()> {
+    /// Checks some of the chunks.
+    pub(crate) fn verify(&self, file: &mut File, chunks: Range<usize>) -> Result<()> {
         let mut buffer = Vec::new();
-        for index in 0..self.hashes.len() {
+        for index in chunks {
             buffer.resize(self.chunk(index).len(), 0);
             self.read_chunk(file, index, &mut buffer)?;
         }
@@ -181,7 +240,27 @@ mod tests {
                 extent.read(&mut file, wanted.start, &mut out).unwrap();
                 assert!(out == data[wanted.clone()], "{wanted:?}");
             }
-            extent.verify(&mut file).unwrap();
+            extent.verify(&mut file, 0..3).unwrap();
+        });
+    }
+
+    #[test]
+    fn many_threads_give_what_one_gives() {
+        let len = 3 * PARALLEL_BYTES + 17;
+        with_extent(len, |extent, data, path| {
+            let (hashed, done) = hashes_beside(data, || 7);
+            assert!(hashed == extent.hashes && done == 7);
+            let mut file = File::open(path).unwrap();
+            for wanted in [0..len, 5..len - 3, CHUNK_BYTES..len, 7..PARALLEL_BYTES + 7] {
+                let mut out = vec![0; wanted.len()];
+                extent.read(&mut file, wanted.start, &mut out).unwrap();
+                assert!(out == data[wanted.clone()], "{wanted:?}");
+            }
+            let mut bytes = std::fs::read(path).unwrap();
+            bytes[3 + len - 1] ^= 1;
+            std::fs::write(path, bytes).unwrap();
+            let read = extent.read(&mut file, 0, &mut vec![0; len]);
+            assert!(matches!(read, Err(Error::Damaged { .. })));
         });
     }
 
@@ -199,8 +278,9 @@ mod tests {
                 error.contains("data is damaged") && error.contains("m `w`"),
                 "{error}"
             );
+            extent.verify(&mut file, 0..1).unwrap();
             assert!(matches!(
-                extent.verify(&mut file),
+                extent.verify(&mut file, 0..2),
                 Err(Error::Damaged { .. })
             ));
         });

@@ -74,8 +74,9 @@ pub(crate) fn write<'a>(
             });
         }
         crash_point(path)?;
-        file.write_all(&bytes).map_err(io("write", path))?;
-        place.hashes = chunk::hashes(&bytes);
+        let (hashes, done) = chunk::hashes_beside(&bytes, || file.write_all(&bytes));
+        done.map_err(io("write", path))?;
+        place.hashes = hashes;
     }
     let done = header(path, entries, &order, &written, &metadata(&written)?)?;
     assert_eq!(

@@ -1,5 +1,7 @@
 //! Saves that end at every possible point, as a kill or a power cut would end them.
 
+mod kill;
+
 use std::cell::Cell;
 use std::path::Path;
 
@@ -10,10 +12,12 @@ thread_local! {
     static LEFT: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
-/// Fails once the armed number of points is passed, and from then on, as nothing is done after a death.
+/// Fails once the armed number of points is passed, and from then on, as nothing is done after a death. In a process that is to
+/// be killed it does not return.
 pub(crate) fn point(path: &Path) -> Result<()> {
     match LEFT.get() {
         None => Ok(()),
+        Some(0) if kill::is_awaited() => kill::await_it(path),
         Some(0) => Err(Error::Io {
             action: "survive",
             path: path.to_owned(),
@@ -31,38 +35,54 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::{Checkpoint, ElementType, Kind, Piece, Saver, State, TensorSpec, prune};
+    use crate::{Checkpoint, ElementType, Keep, Kind, Piece, Saver, State, TensorSpec, prune};
 
+    /// Ranks of the saves that crash in one process.
     const RANKS: usize = 2;
+
+    /// Elements of each rank.
+    const OWN: usize = 2;
+
+    /// What one rank of `ranks` writes of a save whose values are all `mark`.
+    pub(super) fn pieces(rank: usize, ranks: usize, mark: u8) -> [Piece<'static>; 2] {
+        [Kind::Parameter, Kind::M].map(|kind| Piece {
+            tensor: TensorSpec::new("w", kind, [OWN * ranks], ElementType::F32),
+            start: OWN * rank,
+            bytes: vec![mark; 4 * OWN].into(),
+        })
+    }
+
+    /// The state of such a save.
+    pub(super) fn state(step: u64, mark: u8) -> State {
+        State {
+            step,
+            cursor: mark.into(),
+            ..State::default()
+        }
+    }
 
     /// Saves a step whose values and cursor are `mark`, until a crash if one is armed. Then prunes, as a trainer
     /// does.
-    fn save(root: &Path, step: u64, mark: u8) -> Result<()> {
-        let savers = [0, 1].map(|rank| Saver::create(root, step, rank, RANKS).unwrap());
+    pub(super) fn save(root: &Path, step: u64, ranks: usize, mark: u8) -> Result<()> {
+        let savers = (0..ranks).map(|rank| Saver::create(root, step, rank, ranks).unwrap());
+        let savers: Vec<Saver> = savers.collect();
         for saver in &savers {
             saver.prepare()?;
         }
         for (rank, saver) in savers.iter().enumerate() {
-            let piece = |kind| Piece {
-                tensor: TensorSpec::new("w", kind, [4], ElementType::F32),
-                start: 2 * rank,
-                bytes: vec![mark; 8].into(),
-            };
-            saver.write(&[piece(Kind::Parameter), piece(Kind::M)])?;
+            saver.write(&pieces(rank, ranks, mark))?;
         }
-        let state = State {
-            step,
-            cursor: mark.into(),
-            ..State::default()
-        };
         for saver in &savers {
-            saver.publish(&state)?;
+            saver.publish(&state(step, mark))?;
         }
-        prune(root, 2).map(|_| ())
+        prune(root, KEEP).map(|_| ())
     }
 
+    /// What a save leaves of the earlier ones.
+    pub(super) const KEEP: Keep = Keep { last: 2, best: 0 };
+
     /// The mark of the checkpoint in force, `None` where there is none. It and all others must be whole.
-    fn mark(root: &Path) -> Option<u8> {
+    pub(super) fn mark(root: &Path, ranks: usize) -> Option<u8> {
         for name in names(root).iter().filter(|name| name.starts_with("step-")) {
             Checkpoint::open(root.join(name)).unwrap().verify().unwrap();
         }
@@ -71,18 +91,19 @@ mod tests {
             Err(Error::NoCheckpoint { .. }) => return None,
             Err(error) => panic!("a crash left a checkpoint that cannot be opened: {error}"),
         };
-        assert_eq!(checkpoint.verify().unwrap(), 32);
+        let values = 4 * OWN * ranks;
+        assert_eq!(checkpoint.verify().unwrap(), 2 * values as u64);
         let mark = checkpoint.state().cursor as u8;
         assert_eq!(
             checkpoint.read_whole("w", Kind::M).unwrap(),
-            [mark; 16],
+            vec![mark; values],
             "all values are of one save"
         );
         Some(mark)
     }
 
     /// The names in a folder, none where it does not exist yet.
-    fn names(root: &Path) -> Vec<String> {
+    pub(super) fn names(root: &Path) -> Vec<String> {
         let mut names: Vec<String> = fs::read_dir(root)
             .into_iter()
             .flatten()
@@ -92,7 +113,7 @@ mod tests {
         names
     }
 
-    fn copy(from: &Path, to: &Path) {
+    pub(super) fn copy(from: &Path, to: &Path) {
         fs::create_dir_all(to).unwrap();
         for name in names(from) {
             let (from, to) = (from.join(&name), to.join(&name));
@@ -109,9 +130,9 @@ mod tests {
     fn check(before: &[u64], step: u64, left: &[&str]) -> usize {
         let earlier = tempfile::tempdir().unwrap();
         for (index, &step) in before.iter().enumerate() {
-            save(earlier.path(), step, index as u8 + 1).unwrap();
+            save(earlier.path(), step, RANKS, index as u8 + 1).unwrap();
         }
-        let previous = mark(earlier.path());
+        let previous = mark(earlier.path(), RANKS);
         assert_eq!(previous.unwrap_or(0) as usize, before.len());
         for point in 0.. {
             let folder = tempfile::tempdir().unwrap();
@@ -121,9 +142,9 @@ mod tests {
             }
 
             LEFT.set(Some(point));
-            let result = save(&root, step, 100);
+            let result = save(&root, step, RANKS, 100);
             LEFT.set(None);
-            let now = mark(&root);
+            let now = mark(&root, RANKS);
             assert!(
                 now == previous || now == Some(100),
                 "point {point}: {now:?}"
@@ -132,8 +153,8 @@ mod tests {
                 assert_eq!(now, Some(100));
                 return point;
             }
-            save(&root, step, 101).unwrap();
-            assert_eq!(mark(&root), Some(101), "point {point}");
+            save(&root, step, RANKS, 101).unwrap();
+            assert_eq!(mark(&root, RANKS), Some(101), "point {point}");
             assert_eq!(names(&root), left, "point {point}");
         }
         unreachable!("a save has an end");

@@ -214,6 +214,16 @@ pub enum Error {
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// Values that are too large for an element type.
+    #[error(
+        "{tensor} has values that are too large for {dtype}: choose another element type, such as bf16 or fp32"
+    )]
+    OutOfRange {
+        /// The tensor, with its kind.
+        tensor: String,
+        /// The element type.
+        dtype: crate::ElementType,
+    },
     /// A rank that wrote nothing before the checkpoint was to be published.
     #[error("rank {rank} of {ranks} has not written its part of {}: put a barrier between write and publish", folder.display())]
     MissingRank {

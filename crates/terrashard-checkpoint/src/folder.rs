@@ -13,6 +13,7 @@ use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use crate::durable::{self, io};
+use crate::manifest::Manifest;
 use crate::{Error, Result};
 
 /// The folder of checkpoints in a run's folder.
@@ -117,6 +118,11 @@ pub fn steps(root: impl AsRef<Path>) -> Result<Vec<u64>> {
     Ok(steps)
 }
 
+/// Where a step's complete checkpoint stands in a `checkpoints` folder, if it is there.
+pub fn step_folder(root: impl AsRef<Path>, step: u64) -> PathBuf {
+    StepFolder::new(root.as_ref(), step).complete()
+}
+
 /// The step of the checkpoint in force in a `checkpoints` folder: the one that `latest` names or, where a crash
 /// came before the first `latest`, the newest complete one.
 ///
@@ -151,18 +157,33 @@ pub(crate) fn point_at(folder: &StepFolder) -> Result<()> {
     })
 }
 
-/// Removes what crashes have left, and puts a replaced checkpoint back whose successor never came.
-pub(crate) fn clean(root: &Path) -> Result<()> {
+/// What crashes have left in a `checkpoints` folder: the names of folders and files that no checkpoint needs, sorted. A replaced
+/// checkpoint whose successor never came is none of them.
+///
+/// # Errors
+/// [`Error::Io`] if the folder cannot be listed.
+pub fn remains(root: impl AsRef<Path>) -> Result<Vec<String>> {
+    let root = root.as_ref();
+    let is_left = |name: &String| match parse_hidden(name) {
+        Some((_, "tmp" | "discarded")) => true,
+        Some((step, "replaced")) => StepFolder::new(root, step).complete().exists(),
+        _ => root.join(name) == durable::temporary(&root.join(LATEST)),
+    };
+    Ok(entries(root)?.into_iter().filter(is_left).collect())
+}
+
+/// Removes what crashes have left, and puts a replaced checkpoint back whose successor never came. Nobody may be saving.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn clean(root: impl AsRef<Path>) -> Result<()> {
+    let root = root.as_ref();
     for name in entries(root)? {
         let path = root.join(&name);
         if path == durable::temporary(&root.join(LATEST)) {
             durable::remove_file(&path)?;
         }
-        let Some((step, suffix)) = name
-            .strip_prefix('.')
-            .and_then(|name| name.split_once('.'))
-            .and_then(|(name, suffix)| Some((parse_name(name)?, suffix)))
-        else {
+        let Some((step, suffix)) = parse_hidden(&name) else {
             continue;
         };
         let folder = StepFolder::new(root, step);
@@ -176,20 +197,63 @@ pub(crate) fn clean(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Removes old checkpoints from a `checkpoints` folder: of those up to the one in force, the newest `keep` stay, at
-/// least that one. Later ones belong to a run that was resumed from before them; they stay until training
-/// gets there and replaces them. Returns the steps that were removed.
+/// Step and suffix of a hidden name.
+fn parse_hidden(name: &str) -> Option<(u64, &str)> {
+    let (name, suffix) = name.strip_prefix('.')?.split_once('.')?;
+    Some((parse_name(name)?, suffix))
+}
+
+/// Which checkpoints stay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Keep {
+    /// The newest, at least one.
+    pub last: usize,
+    /// Those with the least [`State::score`](crate::State::score), beside the newest.
+    pub best: usize,
+}
+
+/// The steps that [`prune`] would remove from a `checkpoints` folder.
 ///
 /// # Errors
-/// [`Error::Pointer`] if `latest` is damaged (nothing is removed then), [`Error::Io`].
-pub fn prune(root: impl AsRef<Path>, keep: usize) -> Result<Vec<u64>> {
+/// [`Error::Pointer`] if `latest` is damaged, [`Error::Io`].
+pub fn superfluous(root: impl AsRef<Path>, keep: Keep) -> Result<Vec<u64>> {
     let root = root.as_ref();
     let Some(newest) = in_force(root)? else {
         return Ok(Vec::new());
     };
     let mut old = steps(root)?;
     old.retain(|&step| step <= newest);
-    old.truncate(old.len().saturating_sub(keep.max(1)));
+    let last = old.split_off(old.len().saturating_sub(keep.last.max(1)));
+    if keep.best == 0 {
+        return Ok(old);
+    }
+    let mut scores: Vec<(f64, u64)> = old
+        .iter()
+        .chain(&last)
+        .filter_map(|&step| Some((score(root, step)?, step)))
+        .collect();
+    // Of equal ones the newer is the better.
+    scores.sort_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)));
+    let best = &scores[..scores.len().min(keep.best)];
+    old.retain(|step| best.iter().all(|(_, best)| best != step));
+    Ok(old)
+}
+
+/// A step's score; none where it cannot be read, which is no reason to keep it.
+fn score(root: &Path, step: u64) -> Option<f64> {
+    let path = StepFolder::new(root, step).find()?.join(MANIFEST);
+    Manifest::read(&path).ok()?.state(&path).ok()?.score
+}
+
+/// Removes old checkpoints from a `checkpoints` folder: of those up to the one in force, the newest and the best
+/// stay. Later ones belong to a run that was resumed from before them; they stay until training
+/// gets there and replaces them. Returns the steps that were removed.
+///
+/// # Errors
+/// [`Error::Pointer`] if `latest` is damaged (nothing is removed then), [`Error::Io`].
+pub fn prune(root: impl AsRef<Path>, keep: Keep) -> Result<Vec<u64>> {
+    let root = root.as_ref();
+    let old = superfluous(root, keep)?;
     for &step in &old {
         let folder = StepFolder::new(root, step);
         folder.discard(&folder.complete())?;
@@ -235,6 +299,7 @@ fn entries(root: &Path) -> Result<Vec<String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Saver, State};
 
     fn put(root: &Path, name: &str) {
         fs::create_dir_all(root.join(name)).unwrap();
@@ -284,6 +349,11 @@ mod tests {
                 put(root, &StepFolder::new(root, step).name());
             }
             fs::write(root.join(LATEST), latest).unwrap();
+            let keep = Keep {
+                last: keep,
+                best: 0,
+            };
+            assert_eq!(superfluous(root, keep).unwrap(), removed);
             assert_eq!(prune(root, keep).unwrap(), removed);
             let kept: Vec<u64> = (1..=5).filter(|step| !removed.contains(step)).collect();
             assert_eq!(steps(root).unwrap(), kept);
@@ -297,6 +367,40 @@ mod tests {
         check("step-000005", 0, &[1, 2, 3, 4]);
         check("step-000003", 1, &[1, 2]);
         check("step-000003", 9, &[]);
+    }
+
+    #[test]
+    fn the_best_stay_beside_the_newest() {
+        let check = |scores: &[Option<f64>], keep: Keep, kept: &[u64]| {
+            let folder = tempfile::tempdir().unwrap();
+            let root = folder.path();
+            for (step, score) in (1..).zip(scores) {
+                let saver = Saver::create(root, step, 0, 1).unwrap();
+                saver.prepare().unwrap();
+                saver.write(&[]).unwrap();
+                let score = *score;
+                let state = State {
+                    step,
+                    score,
+                    ..State::default()
+                };
+                saver.publish(&state).unwrap();
+            }
+            prune(root, keep).unwrap();
+            assert_eq!(steps(root).unwrap(), kept, "{scores:?} {keep:?}");
+        };
+        let scores = [Some(0.5), Some(0.2), None, Some(0.3), Some(0.2), Some(0.9)];
+        check(&scores, Keep { last: 1, best: 0 }, &[6]);
+        check(&scores, Keep { last: 1, best: 1 }, &[5, 6]);
+        check(&scores, Keep { last: 1, best: 2 }, &[2, 5, 6]);
+        check(&scores, Keep { last: 2, best: 3 }, &[2, 4, 5, 6]);
+        check(&scores, Keep { last: 1, best: 9 }, &[1, 2, 4, 5, 6]);
+        check(&[None, None], Keep { last: 1, best: 1 }, &[2]);
+        check(
+            &[Some(-1.0), Some(f64::MAX)],
+            Keep { last: 1, best: 1 },
+            &[1, 2],
+        );
     }
 
     #[test]
@@ -314,7 +418,14 @@ mod tests {
             resolve(&root.join("step-000007")).unwrap(),
             root.join(".step-000007.replaced")
         );
+        let left = [
+            ".step-000001.discarded",
+            ".step-000008.replaced",
+            ".step-000009.tmp",
+        ];
+        assert_eq!(remains(root).unwrap(), left);
         clean(root).unwrap();
+        assert!(remains(root).unwrap().is_empty());
         assert_eq!(
             entries(root).unwrap(),
             ["latest", "step-000007", "step-000008"]

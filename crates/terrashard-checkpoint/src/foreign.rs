@@ -8,10 +8,9 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-use half::{bf16, f16};
-
 use self::archive::Archive;
 use crate::container::Header;
+use crate::convert::floats;
 use crate::durable::io;
 use crate::{ElementType, Error, Result};
 
@@ -137,7 +136,7 @@ impl ForeignFile {
         let mut file = File::open(&self.path).map_err(io("open", &self.path))?;
         let first = start + place.offset as u64 * width;
         let bytes = archive::bytes(&self.path, &mut file, first..start + last as u64 * width)?;
-        Ok(place.ordered(&values(&bytes, dtype)))
+        Ok(place.ordered(&floats(&bytes, dtype)))
     }
 }
 
@@ -245,30 +244,4 @@ fn archived(path: &Path) -> Result<BTreeMap<String, Tensor>> {
         (name, Tensor { place, start })
     };
     Ok(tensors.into_iter().map(located).collect())
-}
-
-/// Little-endian elements of this type as `f32`.
-fn values(bytes: &[u8], dtype: ElementType) -> Vec<f32> {
-    let halves = |value: fn([u8; 2]) -> f32| {
-        let (chunks, _) = bytes.as_chunks();
-        chunks.iter().map(|chunk| value(*chunk)).collect()
-    };
-    match dtype {
-        ElementType::F32 => {
-            let (chunks, _) = bytes.as_chunks();
-            chunks
-                .iter()
-                .map(|chunk| f32::from_le_bytes(*chunk))
-                .collect()
-        }
-        ElementType::F64 => {
-            let (chunks, _) = bytes.as_chunks();
-            let chunks = chunks.iter();
-            chunks
-                .map(|chunk| f64::from_le_bytes(*chunk) as f32)
-                .collect()
-        }
-        ElementType::F16 => halves(|chunk| f16::from_le_bytes(chunk).to_f32()),
-        ElementType::Bf16 => halves(|chunk| bf16::from_le_bytes(chunk).to_f32()),
-    }
 }

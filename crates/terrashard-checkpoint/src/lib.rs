@@ -47,9 +47,11 @@
 //! a size that a file declares before the file is seen to be that long, and no name in a file leads out of its
 //! folder.
 
+mod background;
 mod checkpoint;
 mod chunk;
 mod container;
+mod convert;
 #[cfg(test)]
 mod crash;
 mod durable;
@@ -64,12 +66,13 @@ mod source;
 mod state;
 mod tensor;
 
-pub use checkpoint::Checkpoint;
+pub use background::Background;
+pub use checkpoint::{Checkpoint, Fault};
 pub use error::{Error, Result};
-pub use folder::{FOLDER, in_force, prune, steps};
+pub use folder::{FOLDER, Keep, clean, in_force, prune, remains, step_folder, steps, superfluous};
 pub use foreign::ForeignFile;
 pub use matching::Matching;
-pub use model_file::{ModelDescription, ModelFile, Weights, export};
+pub use model_file::{Export, ModelDescription, ModelFile, Weights, export};
 pub use saver::Saver;
 pub use source::Source;
 pub use state::State;

@@ -26,8 +26,9 @@ use serde_json::{Map, Value};
 use crate::checkpoint::check_interval;
 use crate::chunk::{ChunkHash, Extent, hash_count};
 use crate::container::{self, Entry, Header, Written};
+use crate::convert::convert;
 use crate::durable::{self, io};
-use crate::{Checkpoint, Error, Kind, Result, TensorSpec};
+use crate::{Checkpoint, ElementType, Error, Kind, Result, TensorSpec};
 
 /// The newest version of the metadata that this build writes and reads.
 const VERSION: u64 = 1;
@@ -216,7 +217,8 @@ impl ModelFile {
         let mut file = File::open(&self.path).map_err(io("open", &self.path))?;
         let mut checked = 0;
         for stored in &self.tensors {
-            self.extent(stored).verify(&mut file)?;
+            self.extent(stored)
+                .verify(&mut file, 0..stored.hashes.len())?;
             checked += stored.bytes.end - stored.bytes.start;
         }
         Ok(checked)
@@ -240,17 +242,27 @@ impl ModelFile {
     }
 }
 
+/// What of a checkpoint becomes a model file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Export {
+    /// Which values of the parameters.
+    pub weights: Weights,
+    /// Their element type; that of the checkpoint where `None`. Buffers keep theirs.
+    pub dtype: Option<ElementType>,
+}
+
 /// Writes the model of a checkpoint, parameters and buffers, as a model file. One tensor at a time is in memory.
 ///
 /// # Errors
-/// [`Error::UnknownTensor`] if averages are wanted and the checkpoint has none, and those of [`ModelFile::write`].
+/// [`Error::UnknownTensor`] if averages are wanted and the checkpoint has none, [`Error::OutOfRange`] for a parameter
+/// with values that are too large for the element type, and those of [`ModelFile::write`].
 pub fn export(
     checkpoint: &Checkpoint,
     path: impl AsRef<Path>,
     description: &ModelDescription,
-    weights: Weights,
+    wanted: Export,
 ) -> Result<()> {
-    let average = |spec: &TensorSpec| match (weights, spec.kind) {
+    let average = |spec: &TensorSpec| match (wanted.weights, spec.kind) {
         (Weights::Ema, Kind::Parameter) => checkpoint.tensor(&spec.name, Kind::Ema),
         _ => None,
     };
@@ -258,25 +270,38 @@ pub fn export(
         .tensors()
         .filter(|spec| matches!(spec.kind, Kind::Parameter | Kind::Buffer))
         .collect();
-    if weights == Weights::Ema && model.iter().all(|spec| average(spec).is_none()) {
+    if wanted.weights == Weights::Ema && model.iter().all(|spec| average(spec).is_none()) {
         return Err(Error::UnknownTensor {
             path: checkpoint.folder().to_owned(),
             name: model.first().map_or("*", |spec| &spec.name).to_owned(),
             kind: Kind::Ema,
         });
     }
+    let stored = |spec: &TensorSpec| average(spec).unwrap_or(spec).dtype;
     let tensors: Vec<TensorSpec> = model
-        .into_iter()
+        .iter()
         .map(|spec| TensorSpec {
-            dtype: average(spec).unwrap_or(spec).dtype,
-            ..spec.clone()
+            dtype: match spec.kind {
+                Kind::Buffer => stored(spec),
+                _ => wanted.dtype.unwrap_or(stored(spec)),
+            },
+            ..(*spec).clone()
         })
         .collect();
     ModelFile::write(path, description, &tensors, |spec| {
-        let kind = average(spec).unwrap_or(spec).kind;
-        checkpoint
-            .read(&spec.name, kind, 0..spec.numel())
-            .map(Cow::from)
+        let source = checkpoint.tensor(&spec.name, spec.kind);
+        let source = source.expect("the file's tensors are those of the checkpoint");
+        let from = average(source).unwrap_or(source);
+        let bytes = checkpoint.read(&spec.name, from.kind, 0..spec.numel())?;
+        match from.dtype == spec.dtype {
+            true => Ok(Cow::from(bytes)),
+            false => convert(&bytes, from.dtype, spec.dtype)
+                .map(Cow::from)
+                .ok_or_else(|| Error::OutOfRange {
+                    tensor: from.label(),
+                    dtype: spec.dtype,
+                }),
+        }
     })
 }
 

@@ -27,7 +27,7 @@ use crate::manifest::{Manifest, Part, PieceEntry, TensorEntry, piece_key};
 use crate::{Error, Piece, Result, Slot, State};
 
 /// One rank's side of writing one checkpoint; see the module's protocol.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Saver {
     root: PathBuf,
     folder: StepFolder,
@@ -194,6 +194,11 @@ impl Saver {
         Ok(complete)
     }
 
+    /// The folder of checkpoints.
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
     fn read_parts(&self, unpublished: &Path) -> Result<Vec<Part>> {
         (0..self.ranks)
             .map(|rank| {
@@ -256,32 +261,36 @@ fn tensor_entries(
 /// Checks that the data files have the lengths that the ranks gave: one that another node wrote may not have
 /// arrived.
 pub(crate) fn check_lengths(folder: &Path, manifest: &Manifest) -> Result<()> {
-    for (name, &expected) in &manifest.files {
-        let path = folder.join(name);
-        let metadata = match fs::metadata(&path) {
-            Ok(metadata) if metadata.is_file() => metadata,
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                return Err(io("inspect", &path)(error));
-            }
-            _ => {
-                let (tensor, others) = manifest.held_by(name);
-                return Err(Error::MissingFile {
-                    path,
-                    tensor,
-                    others,
-                });
-            }
-        };
-        if metadata.len() != expected {
-            return Err(Error::Truncated {
+    let mut files = manifest.files.keys();
+    files.try_for_each(|name| check_length(folder, manifest, name))
+}
+
+/// Checks that one of the manifest's data files is there, in its length.
+pub(crate) fn check_length(folder: &Path, manifest: &Manifest, name: &str) -> Result<()> {
+    let (path, expected) = (folder.join(name), manifest.files[name]);
+    let metadata = match fs::metadata(&path) {
+        Ok(metadata) if metadata.is_file() => metadata,
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            return Err(io("inspect", &path)(error));
+        }
+        _ => {
+            let (tensor, others) = manifest.held_by(name);
+            return Err(Error::MissingFile {
                 path,
-                expected,
-                got: metadata.len(),
-                tensor: manifest.held_by(name).0,
+                tensor,
+                others,
             });
         }
+    };
+    match metadata.len() == expected {
+        true => Ok(()),
+        false => Err(Error::Truncated {
+            path,
+            expected,
+            got: metadata.len(),
+            tensor: manifest.held_by(name).0,
+        }),
     }
-    Ok(())
 }
 
 /// The name of a rank's data file.

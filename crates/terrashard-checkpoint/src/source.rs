@@ -3,7 +3,8 @@
 use std::ops::Range;
 use std::path::Path;
 
-use crate::{Checkpoint, Error, Kind, Matching, ModelFile, Result, TensorSpec};
+use crate::convert::{doubles, floats};
+use crate::{Checkpoint, ElementType, Error, Kind, Matching, ModelFile, Result, TensorSpec};
 
 /// Where tensors come from.
 #[derive(Debug)]
@@ -61,6 +62,30 @@ impl Source {
             Self::Checkpoint(checkpoint) => checkpoint.read(name, kind, interval),
             Self::Model(model) => model.read(name, kind, interval),
         }
+    }
+
+    /// Reads elements `interval` of a tensor in single precision, each value rounded to the nearest.
+    ///
+    /// # Errors
+    /// Those of [`Checkpoint::read`].
+    pub fn read_f32(&self, name: &str, kind: Kind, interval: Range<usize>) -> Result<Vec<f32>> {
+        let bytes = self.read(name, kind, interval)?;
+        Ok(floats(&bytes, self.dtype(name, kind)))
+    }
+
+    /// Reads elements `interval` of a tensor in double precision, which holds the values of all element types.
+    ///
+    /// # Errors
+    /// Those of [`Checkpoint::read`].
+    pub fn read_f64(&self, name: &str, kind: Kind, interval: Range<usize>) -> Result<Vec<f64>> {
+        let bytes = self.read(name, kind, interval)?;
+        Ok(doubles(&bytes, self.dtype(name, kind)))
+    }
+
+    /// The element type of a tensor that was read.
+    fn dtype(&self, name: &str, kind: Kind) -> ElementType {
+        let tensor = self.tensor(name, kind);
+        tensor.expect("a tensor that was read is there").dtype
     }
 
     /// Checks all hashes. Returns the bytes that were checked.

@@ -22,7 +22,10 @@ pub struct State {
     /// Name and version of the program that wrote this.
     #[serde(default)]
     pub tool: String,
-    /// Whatever else the trainer needs back: bands and scaling, loss scale, best metric.
+    /// How good the model is, where the run ranks its checkpoints by a metric: the least is the best.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub score: Option<f64>,
+    /// Whatever else the trainer needs back: bands and scaling, loss scale.
     #[serde(default)]
     pub values: Map<String, Value>,
 }

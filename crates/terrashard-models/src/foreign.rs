@@ -142,34 +142,7 @@ impl Import {
         told: Told,
         bands: Option<usize>,
     ) -> Result<Self> {
-        let (mut found, mut unexpected) = (BTreeMap::<String, Vec<Part>>::new(), Vec::new());
-        for (name, shape) in source {
-            let parts = names::parts(origin, name);
-            if parts.is_empty() {
-                unexpected.push(name.clone());
-            }
-            for part in parts {
-                let rows = shape.first().copied().unwrap_or(1);
-                let third = rows / 3;
-                let range = match part.rows {
-                    Rows::All => 0..rows,
-                    Rows::FirstThird => 0..third,
-                    Rows::LastTwoThirds => third..rows,
-                };
-                found.entry(part.name).or_default().push(Part {
-                    source: name.clone(),
-                    rows: range,
-                    width: shape.iter().skip(1).product(),
-                    order: part.order,
-                });
-            }
-        }
-        if found.is_empty() {
-            return Err(wrong_origin(origin, source));
-        }
-        found
-            .values_mut()
-            .for_each(|parts| parts.sort_by_key(|part| part.order));
+        let (found, unexpected) = find(origin, source)?;
         let shapes: BTreeMap<&str, &[usize]> = source
             .iter()
             .map(|(name, shape)| (name.as_str(), &shape[..]))
@@ -184,9 +157,22 @@ impl Import {
         Self::of(config, found, unexpected, bands)
     }
 
+    /// The same of a source that says which model it holds and calls its tensors as models do here.
+    ///
+    /// # Errors
+    /// Those of [`Import::new`].
+    pub fn described(
+        config: ModelConfig,
+        source: &[(String, Vec<usize>)],
+        bands: Option<usize>,
+    ) -> Result<Self> {
+        let (found, unexpected) = find(Origin::Safetensors, source)?;
+        Self::of(config, found, unexpected, bands)
+    }
+
     fn of(
         config: ModelConfig,
-        mut found: BTreeMap<String, Vec<Part>>,
+        mut found: Parts,
         mut unexpected: Vec<String>,
         bands: Option<usize>,
     ) -> Result<Self> {
@@ -291,11 +277,47 @@ impl Imported {
     }
 }
 
+/// By names of ours, what of the source each is put together of.
+type Parts = BTreeMap<String, Vec<Part>>;
+
+/// The source's tensors by what they are here, and those that are nothing.
+fn find(origin: Origin, source: &[(String, Vec<usize>)]) -> Result<(Parts, Vec<String>)> {
+    let (mut found, mut unexpected) = (Parts::new(), Vec::new());
+    for (name, shape) in source {
+        let parts = names::parts(origin, name);
+        if parts.is_empty() {
+            unexpected.push(name.clone());
+        }
+        for part in parts {
+            let rows = shape.first().copied().unwrap_or(1);
+            let third = rows / 3;
+            let range = match part.rows {
+                Rows::All => 0..rows,
+                Rows::FirstThird => 0..third,
+                Rows::LastTwoThirds => third..rows,
+            };
+            found.entry(part.name).or_default().push(Part {
+                source: name.clone(),
+                rows: range,
+                width: shape.iter().skip(1).product(),
+                order: part.order,
+            });
+        }
+    }
+    if found.is_empty() {
+        return Err(wrong_origin(origin, source));
+    }
+    found
+        .values_mut()
+        .for_each(|parts| parts.sort_by_key(|part| part.order));
+    Ok((found, unexpected))
+}
+
 /// The model that the shapes tell of.
 fn config(
     origin: Origin,
     told: Told,
-    found: &BTreeMap<String, Vec<Part>>,
+    found: &Parts,
     shape: impl Fn(&str) -> Option<Vec<usize>>,
 ) -> ModelConfig {
     let default = ModelConfig::b0();

@@ -7,7 +7,7 @@ use terrashard_trainer::config::{Config, Device};
 use terrashard_trainer::evaluation::{self, TestOptions};
 use terrashard_trainer::record::Display;
 use terrashard_trainer::run_directory::RunDirectory;
-use terrashard_trainer::training::{FitOptions, Fitted, fit};
+use terrashard_trainer::training::{FitOptions, Fitted, Partial, StopRequest, fit};
 
 fn main() -> Result<()> {
     let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
@@ -20,6 +20,8 @@ fn main() -> Result<()> {
         name: "water".into(),
         run: run.clone(),
         stop_after: None,
+        stop: StopRequest::default(),
+        partial: Partial::Refused,
         device: Device::Cpu,
         display: Display::Auto,
     };

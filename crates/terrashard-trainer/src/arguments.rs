@@ -1,18 +1,21 @@
 //! The command line of `terrashard`.
 
+mod ckpt;
+mod exchange;
 mod launch;
 mod prediction;
 mod scenes;
+
+pub use ckpt::{CkptArguments, CkptCommand, GcArguments};
+pub use exchange::{DtypeFlag, ExportArguments, ImportArguments, OriginFlag};
+pub use launch::{LaunchArguments, OutputFlag};
+pub use prediction::PredictArguments;
+pub use scenes::{CheckArguments, ChipArguments, SplitFlag, StatsArguments};
 
 use std::path::PathBuf;
 
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
-
-pub use launch::{LaunchArguments, OutputFlag};
-pub use prediction::PredictArguments;
-pub use scenes::{CheckArguments, ChipArguments, SplitFlag, StatsArguments};
-use terrashard_models::Origin;
 
 use crate::config::{Device, bytes};
 use crate::error::Result;
@@ -49,6 +52,8 @@ pub enum Command {
     Verify(VerifyArguments),
     /// Write a checkpoint's parameters as one safetensors file that describes itself.
     Export(ExportArguments),
+    /// List, look into, compare, check and clear away a run's checkpoints.
+    Ckpt(CkptArguments),
     /// Make a model file of a checkpoint of another project, to start a training from with `train.init`.
     Import(ImportArguments),
     /// List everything that is wrong with the files of a configuration, before it is trained.
@@ -152,7 +157,10 @@ pub struct FitArguments {
     /// Where to start: `auto` (the run's newest checkpoint, if any), a run or checkpoint, or `none`
     #[arg(long, value_name = "auto|PATH|none")]
     pub resume: Option<PathBuf>,
-    /// End cleanly after this step, with a checkpoint saved
+    /// Take what there is of a checkpoint that is damaged or lacks parameters; each name that begins anew is told
+    #[arg(long)]
+    pub allow_partial: bool,
+    /// End cleanly after this step, with a checkpoint saved, as SIGTERM and SIGUSR1 make it do after the step at hand; exit code 0
     #[arg(long, value_name = "STEP")]
     pub stop_after: Option<u64>,
     #[command(flatten)]
@@ -240,70 +248,6 @@ pub struct VerifyArguments {
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,
-}
-
-/// `terrashard export`.
-#[derive(Debug, Args)]
-pub struct ExportArguments {
-    /// Run directory or checkpoint
-    pub checkpoint: PathBuf,
-    /// Output file
-    #[arg(short, long, value_name = "OUT", default_value = "model.safetensors")]
-    pub output: PathBuf,
-    /// Write the moving averages of the parameters, of a run with `train.ema`
-    #[arg(long)]
-    pub ema: bool,
-    /// Print one JSON document
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// `terrashard import`.
-#[derive(Debug, Args)]
-pub struct ImportArguments {
-    /// Checkpoint; for `hf` its file with config.json beside it, or their folder
-    #[arg(value_name = "SRC")]
-    pub source: PathBuf,
-    /// Whose checkpoint it is: of transformers, of NVlabs (MiT, SegFormer), of mmsegmentation or s2s2net, or safetensors with this
-    /// program's names
-    #[arg(long, value_enum)]
-    pub from: OriginFlag,
-    /// Output file
-    #[arg(short, long, value_name = "OUT", default_value = "model.safetensors")]
-    pub output: PathBuf,
-    /// Bands of the model; each gets the mean of the source's kernels, times the source's bands by N [default: the source's]
-    #[arg(long, value_name = "N")]
-    pub bands: Option<usize>,
-    /// Import what there is where the encoder is not whole
-    #[arg(long)]
-    pub allow_partial: bool,
-    /// Print one JSON document
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// `--from`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum OriginFlag {
-    /// Hugging Face's transformers.
-    Hf,
-    /// NVlabs' MiT and SegFormer.
-    Nvlabs,
-    /// mmsegmentation, or s2s2net.
-    Mmseg,
-    /// Safetensors with this program's names.
-    Safetensors,
-}
-
-impl From<OriginFlag> for Origin {
-    fn from(flag: OriginFlag) -> Self {
-        match flag {
-            OriginFlag::Hf => Self::HuggingFace,
-            OriginFlag::Nvlabs => Self::Nvlabs,
-            OriginFlag::Mmseg => Self::Mmseg,
-            OriginFlag::Safetensors => Self::Safetensors,
-        }
-    }
 }
 
 /// `terrashard info`.

@@ -1,5 +1,7 @@
 //! What each command does with its arguments, and what it prints.
 
+mod ckpt;
+mod exchange;
 mod launch;
 mod scenes;
 
@@ -10,22 +12,20 @@ use serde::Serialize;
 use terrashard_layout::Stage;
 
 use crate::arguments::{
-    Arguments, Command, ConfigFlags, ExportArguments, FitArguments, ImportArguments, InfoArguments,
-    PlanArguments, PredictArguments, ReportArguments, TestArguments, VerifyArguments,
+    Arguments, Command, ConfigFlags, FitArguments, InfoArguments, PlanArguments, PredictArguments,
+    ReportArguments, TestArguments, VerifyArguments,
 };
 use crate::config::{Config, Device, Ranks, Resume};
 use crate::console::{print, tell};
 use crate::error::{Error, Result};
 use crate::evaluation::TestOptions;
-use crate::export::Weights;
-use crate::import::{ImportOptions, Imported};
 use crate::planning::{Breadth, PlanOptions};
 use crate::prediction::{Histogram, PredictOptions, Prediction};
 use crate::record::{Display, Scores, TestRecord, counted};
 use crate::run_directory::{RunDirectory, replace};
 use crate::sharding::Placement;
-use crate::training::{FitOptions, Fitted, verification};
-use crate::{evaluation, export, import, info, planning, prediction, report, training};
+use crate::training::{FitOptions, Fitted, Partial, StopRequest, verification};
+use crate::{evaluation, info, planning, prediction, report, training};
 
 /// Runs a command.
 ///
@@ -39,8 +39,9 @@ pub fn run(arguments: Arguments) -> Result<()> {
         Command::Predict(arguments) => predict(arguments),
         Command::Plan(arguments) => plan(&arguments),
         Command::Verify(arguments) => verify(&arguments),
-        Command::Export(arguments) => export(&arguments),
-        Command::Import(arguments) => import(arguments),
+        Command::Export(arguments) => exchange::export(&arguments),
+        Command::Ckpt(arguments) => ckpt::run(arguments.command),
+        Command::Import(arguments) => exchange::import(arguments),
         Command::Check(arguments) => scenes::check(&arguments),
         Command::Chip(arguments) => scenes::chip(&arguments),
         Command::Stats(arguments) => scenes::stats(&arguments),
@@ -54,10 +55,13 @@ fn fit(arguments: FitArguments) -> Result<()> {
         config: path,
         run,
         resume,
+        allow_partial,
         stop_after,
         flags,
         quiet,
     } = arguments;
+    // From the start: a signal while scenes are read ends the run after its first step.
+    let stop = StopRequest::on_signals()?;
     let device = flags.device.device()?;
     let mut config = load(&path, &flags)?;
     if let Some(resume) = resume {
@@ -69,6 +73,11 @@ fn fit(arguments: FitArguments) -> Result<()> {
         name: training::run_name(&path),
         run: run.clone(),
         stop_after,
+        stop,
+        partial: match allow_partial {
+            true => Partial::Allowed,
+            false => Partial::Refused,
+        },
         device,
         display,
     };
@@ -83,14 +92,19 @@ fn fit(arguments: FitArguments) -> Result<()> {
             }
             let first = session.resumed_from_step.unwrap_or(0) + 1;
             format!(
-                "steps {first} to {} of {} on {} at stage {} in {:.0} s{}; saved in {}",
+                "steps {first} to {} of {} on {} at stage {} in {:.0} s{}; saved in {}{}",
                 session.last_step,
                 session.steps,
                 counted(session.ranks, "rank"),
                 session.stage,
                 session.seconds,
                 skipped(session.skipped, session.last_step + 1 - first),
-                run.root().display()
+                run.root().display(),
+                session
+                    .stopped_by
+                    .map_or_else(String::new, |signal| format!(
+                        "; stopped by {signal}, the same command goes on from there"
+                    ))
             )
         }
     };
@@ -352,63 +366,6 @@ fn verify(arguments: &VerifyArguments) -> Result<()> {
         rel: difference,
         bound,
     })
-}
-
-fn export(arguments: &ExportArguments) -> Result<()> {
-    let weights = match arguments.ema {
-        true => Weights::Ema,
-        false => Weights::Plain,
-    };
-    let exported = export::export(&arguments.checkpoint, &arguments.output, weights)?;
-    let tensors = counted(exported.matched.len(), "tensor");
-    print(&match arguments.json {
-        true => document(&exported),
-        false => format!("{}: {tensors}\n", exported.file.display()),
-    })
-}
-
-fn import(arguments: ImportArguments) -> Result<()> {
-    let ImportArguments {
-        source,
-        from,
-        output,
-        bands,
-        allow_partial,
-        json,
-    } = arguments;
-    let imported = import::import(&ImportOptions {
-        origin: from.into(),
-        source,
-        output,
-        bands,
-        allow_partial,
-    })?;
-    print(&match json {
-        true => document(&imported),
-        false => import_table(&imported),
-    })
-}
-
-fn import_table(imported: &Imported) -> String {
-    let matched = counted(imported.matched.len(), "tensor");
-    let mut lines = vec![format!("{}: {matched}", imported.file.display())];
-    lines.extend(imported.bands.iter().map(|rule| format!("bands: {rule}")));
-    let epsilons = [
-        ("layer_norm_eps", Some(imported.model.layer_norm_eps)),
-        ("embed_norm_eps", imported.model.embed_norm_eps),
-        ("attn_norm_eps", imported.model.attn_norm_eps),
-    ];
-    let epsilons = epsilons
-        .iter()
-        .filter_map(|(key, epsilon)| Some((key, (*epsilon)?)));
-    lines.extend(epsilons.map(|(key, epsilon)| format!("model.{key} = {epsilon:e}")));
-    for (what, names) in [
-        ("missing in the source", &imported.missing),
-        ("unexpected in the source", &imported.unexpected),
-    ] {
-        lines.extend(names.iter().map(|name| format!("{what}: {name}")));
-    }
-    lines.join("\n") + "\n"
 }
 
 fn info(arguments: &InfoArguments) -> Result<()> {

@@ -10,14 +10,14 @@ mod presets;
 mod sections;
 mod size;
 mod train;
-mod unsupported;
 mod validate;
 mod zero;
 
 pub use batch::Batch;
 pub use device::{Arithmetic, Device};
 pub use sections::{
-    CheckpointSection, Config, DataSection, HighresSection, LogSection, Resume, SceneEntry,
+    CheckpointSection, Config, DataSection, HighresSection, LogSection, OnFailure, Resume,
+    SceneEntry,
 };
 pub use size::bytes;
 pub use terrashard_data::{Band, IgnoreFrom, Jitter, Offset, Region, Scaling, Selection};
@@ -73,7 +73,6 @@ impl Config {
         for each in overrides {
             set(&mut table, each)?;
         }
-        unsupported::strip(&mut table)?;
         presets::expand(&mut table)?;
         keys::check(&table, path)?;
         for section in keys::SECTIONS {
@@ -287,16 +286,6 @@ mod tests {
     }
 
     #[test]
-    fn options_of_later_versions_are_refused_unless_off() {
-        check(
-            "",
-            &["checkpoint.async=true"],
-            "`checkpoint.async` is not supported yet; leave it out",
-        );
-        load("", &["checkpoint.async=false"]).unwrap();
-    }
-
-    #[test]
     fn arithmetic_is_that_of_the_process() {
         let arithmetic = |overrides: &[&str]| load("", overrides).unwrap().train.arithmetic();
         assert_eq!(arithmetic(&[]), Arithmetic::default());
@@ -416,6 +405,18 @@ mod tests {
         refused(
             &["zero.recompute={ \"stages.0.*\" = \"always\" }"],
             "in `zero.recompute`",
+        );
+        for setting in ["best_by=iou", "best_by=affinity"] {
+            let setting = format!("checkpoint.{setting}");
+            refused(
+                &["model.superres=false", &setting],
+                &key("checkpoint.best_by"),
+            );
+        }
+        load("", &["model.superres=true", "checkpoint.best_by=affinity"]).unwrap();
+        refused(
+            &["checkpoint.on_failure=ignore"],
+            "expected `abort` or `continue` in `checkpoint.on_failure`",
         );
         refused(
             &["zero.offlod=none"],

@@ -226,6 +226,32 @@ pub enum Error {
         #[source]
         source: Box<terrashard_checkpoint::Error>,
     },
+    /// Checkpoints that were looked at are damaged.
+    #[error(
+        "{} of {checked} checkpoints are damaged, the first is {first}; fit goes on from the newest that is whole",
+        damaged
+    )]
+    DamagedCheckpoints {
+        /// How many.
+        damaged: usize,
+        /// Of how many.
+        checked: usize,
+        /// The folder or file of the first.
+        first: String,
+    },
+    /// Two checkpoints that were compared differ.
+    #[error("the checkpoints differ in {}", counted(*differences, "place"))]
+    CheckpointsDiffer {
+        /// In how many tensors and values.
+        differences: usize,
+    },
+    /// The system hands no signals over.
+    #[error("failed to listen to signals: {source}")]
+    Signals {
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
     /// A rank failed; the others gave up because of it.
     #[error("rank {rank}: {source}")]
     Rank {
@@ -284,6 +310,8 @@ impl Error {
             | Error::NotEqual { .. }
             | Error::Collective(_)
             | Error::Save { .. }
+            | Error::Signals { .. }
+            | Error::CheckpointsDiffer { .. }
             | Error::Panicked { .. }
             | Error::Spawn { .. } => 1,
             Error::Zero(source) => match source {

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
-pub use terrashard_checkpoint::Weights;
+pub use terrashard_checkpoint::{Export, Weights};
 use terrashard_checkpoint::{Kind, Source};
 
 use crate::error::{Error, Result};
@@ -23,12 +23,12 @@ pub struct Exported {
     pub unexpected: Vec<String>,
 }
 
-/// Writes the model of a run's checkpoint in force, or of one checkpoint: the parameters, or their moving averages.
+/// Writes the model of a run's checkpoint in force, or of one checkpoint: the parameters, or their moving averages, in any element type.
 ///
 /// # Errors
 /// [`Error::Checkpoint`] if there is none or it is damaged, [`Error::NoCheckpoint`] if it is a model file already,
 /// [`Error::InvalidValue`] if the output is part of what is read, or the run has no moving average, [`Error::Save`].
-pub fn export(checkpoint: &Path, output: &Path, weights: Weights) -> Result<Exported> {
+pub fn export(checkpoint: &Path, output: &Path, wanted: Export) -> Result<Exported> {
     let trained = TrainedModel::open(checkpoint)?;
     let Source::Checkpoint(source) = trained.source() else {
         return Err(Error::NoCheckpoint {
@@ -40,12 +40,12 @@ pub fn export(checkpoint: &Path, output: &Path, weights: Weights) -> Result<Expo
         let tensors = trained.source().tensors();
         tensors.iter().any(|tensor| tensor.kind == Kind::Ema)
     };
-    if weights == Weights::Ema && !has_average() {
+    if wanted.weights == Weights::Ema && !has_average() {
         let expected = "a run with a moving average, which `train.ema` switches on";
         return Err(Error::invalid("--ema", checkpoint.display(), expected));
     }
     output_file::check("--output", output, [checkpoint])?;
-    terrashard_checkpoint::export(source, output, &trained.description(), weights)
+    terrashard_checkpoint::export(source, output, &trained.description(), wanted)
         .map_err(Error::save)?;
     let written = TrainedModel::open(output)?;
     let matched = written

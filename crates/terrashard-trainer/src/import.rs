@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use serde_json::{Map, json};
 use terrashard_checkpoint::{
-    ElementType, ForeignFile, Kind, ModelDescription, ModelFile, TensorSpec,
+    ElementType, ForeignFile, Kind, ModelDescription, ModelFile, Source, TensorSpec,
 };
 use terrashard_models::{HuggingFaceConfig, Import, ModelConfig, Origin, Told};
 
@@ -79,7 +79,14 @@ pub fn import(options: &ImportOptions) -> Result<Imported> {
         .tensors()
         .map(|(name, shape)| (name.to_owned(), shape.to_vec()))
         .collect();
-    let import = Import::new(*origin, &tensors, told, *bands)?;
+    let described = match origin {
+        Origin::Safetensors => describe(&weights)?,
+        _ => None,
+    };
+    let import = match &described {
+        Some(described) => Import::described(described.model.clone(), &tensors, *bands)?,
+        None => Import::new(*origin, &tensors, told, *bands)?,
+    };
     let lacking: Vec<&str> = import.missing_of_encoder().collect();
     if let (Some(first), false) = (lacking.first(), allow_partial) {
         return Err(Error::PartialEncoder {
@@ -88,7 +95,7 @@ pub fn import(options: &ImportOptions) -> Result<Imported> {
             others: lacking.len() - 1,
         });
     }
-    write(&import, &file, output)?;
+    write(&import, &file, described.as_ref(), output)?;
     Ok(Imported {
         file: output.clone(),
         origin: *origin,
@@ -133,7 +140,44 @@ fn hugging_face(source: &Path) -> Result<(PathBuf, Told)> {
     Ok((weights, config.told()?))
 }
 
-fn write(import: &Import, file: &ForeignFile, output: &Path) -> Result<()> {
+/// A file that says which model it holds, as `export` writes it.
+struct Described {
+    source: Source,
+    description: ModelDescription,
+    model: ModelConfig,
+}
+
+/// What a file says of its model; none for one that says nothing.
+fn describe(path: &Path) -> Result<Option<Described>> {
+    let file = match ModelFile::open(path) {
+        Ok(file) => file,
+        Err(
+            terrashard_checkpoint::Error::NotAModel { .. }
+            | terrashard_checkpoint::Error::Header { .. },
+        ) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    // Its values are read below as those of any file, which have no hashes.
+    file.verify()?;
+    let description = file.description().clone();
+    let model = serde_json::from_value(description.architecture.clone());
+    let model = model.map_err(|error| Error::Syntax {
+        path: path.into(),
+        message: error.to_string(),
+    })?;
+    Ok(Some(Described {
+        source: Source::Model(file),
+        description,
+        model,
+    }))
+}
+
+fn write(
+    import: &Import,
+    file: &ForeignFile,
+    described: Option<&Described>,
+    output: &Path,
+) -> Result<()> {
     let specs: Vec<TensorSpec> = import
         .tensors
         .iter()
@@ -151,20 +195,33 @@ fn write(import: &Import, file: &ForeignFile, output: &Path) -> Result<()> {
         .map(|tensor| (tensor.name.as_str(), tensor))
         .collect();
     let fetch = |spec: &TensorSpec| -> Result<Cow<'static, [u8]>, terrashard_checkpoint::Error> {
-        let values = tensors[spec.name.as_str()].values(|name| file.read(name))?;
-        let bytes: Vec<u8> = match spec.dtype {
-            ElementType::F64 => values
-                .iter()
-                .flat_map(|value| f64::from(*value).to_le_bytes())
-                .collect(),
-            _ => values
-                .iter()
-                .flat_map(|value| value.to_le_bytes())
-                .collect(),
+        let tensor = tensors[spec.name.as_str()];
+        let bytes: Vec<u8> = match (spec.dtype, described) {
+            // As they are, where the file's own type is known.
+            (ElementType::F64, Some(described)) => {
+                let source = &described.source;
+                let values = source.read_f64(&spec.name, spec.kind, 0..spec.numel())?;
+                values.into_iter().flat_map(f64::to_le_bytes).collect()
+            }
+            (ElementType::F64, None) => {
+                let values = tensor.values(|name| file.read(name))?.into_iter();
+                values
+                    .flat_map(|value| f64::from(value).to_le_bytes())
+                    .collect()
+            }
+            _ => {
+                let values = tensor.values(|name| file.read(name))?;
+                values.into_iter().flat_map(f32::to_le_bytes).collect()
+            }
         };
         Ok(bytes.into())
     };
-    ModelFile::write(output, &description(&import.config), &specs, fetch).map_err(Error::save)
+    let description = match described {
+        // Its bands are those of the model, unless others are wanted.
+        Some(described) if import.widened().is_none() => described.description.clone(),
+        _ => description(&import.config),
+    };
+    ModelFile::write(output, &description, &specs, fetch).map_err(Error::save)
 }
 
 /// What the file says of the model. The source says nothing of its input: bands are taken in the order of the image, and all else is what

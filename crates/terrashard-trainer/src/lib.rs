@@ -27,6 +27,7 @@
 
 pub mod arguments;
 pub mod band_stack;
+pub mod checkpoints;
 pub mod chipping;
 pub mod commands;
 pub mod config;

@@ -156,6 +156,9 @@ pub struct SessionRecord {
     pub resumed_from_step: Option<u64>,
     /// The last step it made.
     pub last_step: u64,
+    /// The signal that it ended by before its last step, if one came.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stopped_by: Option<String>,
     /// Steps of the whole run; 0 in records of earlier versions.
     #[serde(default)]
     pub steps: u64,

@@ -145,9 +145,8 @@ impl Sharding<'_> {
         let source = self.trained.source();
         parameters.load(&|name, kind, interval| {
             debug_assert_eq!(kind, StateKind::Parameter, "nothing else is sharded here");
-            source
-                .read(name, Kind::Parameter, interval)
-                .map_err(Into::into)
+            let values = source.read_f32(name, Kind::Parameter, interval)?;
+            Ok(values.into_iter().flat_map(f32::to_le_bytes).collect())
         })?;
         Ok(RankShards {
             network,

@@ -144,13 +144,17 @@ impl TrainedModel {
     /// [`Error::Checkpoint`] if a tensor is missing or has another shape; [`Error::Model`].
     pub(crate) fn skeleton(&self, device: &Device) -> Result<S2s2Net> {
         let network = self.model.init(device)?;
+        // An export may be in any element type.
         let spec = |(name, shape): (String, Vec<usize>)| {
-            TensorSpec::new(name, Kind::Parameter, shape, ElementType::F32)
+            let there = self.source.tensor(&name, Kind::Parameter);
+            let dtype = there.map_or(ElementType::F32, |there| there.dtype);
+            TensorSpec::new(name, Kind::Parameter, shape, dtype)
         };
         let expected: Vec<TensorSpec> = parameters(&network).into_iter().map(spec).collect();
         self.source.require(&expected)?;
         load_buffers(&network, |name, length| {
-            Ok(self.source.read(name, Kind::Buffer, 0..length)?)
+            let values = self.source.read_f64(name, Kind::Buffer, 0..length)?;
+            Ok(values.into_iter().flat_map(f64::to_le_bytes).collect())
         })?;
         Ok(network)
     }
@@ -164,13 +168,8 @@ impl TrainedModel {
         let mut failed = None;
         let network = assign(network, &mut |name, shape| {
             let elements = shape.iter().product();
-            let values: Vec<f32> = match self.source.read(name, Kind::Parameter, 0..elements) {
-                Ok(bytes) => bytes
-                    .as_chunks()
-                    .0
-                    .iter()
-                    .map(|chunk| f32::from_le_bytes(*chunk))
-                    .collect(),
+            let values = match self.source.read_f32(name, Kind::Parameter, 0..elements) {
+                Ok(values) => values,
                 Err(error) => {
                     failed.get_or_insert(error);
                     vec![0.0; elements]

@@ -3,6 +3,7 @@
 
 mod block_slots;
 mod crew;
+mod divergence;
 mod feed;
 mod initial;
 mod metered_communicator;
@@ -12,15 +13,21 @@ mod running_statistics;
 mod same_training;
 mod saving;
 mod scope;
+mod score;
 mod settings;
 mod step_clock;
+mod stop;
 mod terms;
 pub mod verification;
 
 pub use block_slots::BlockSlots;
+pub use resume::Partial;
 pub(crate) use same_training::same_scenes;
 pub(crate) use saving::TOOL;
+pub(crate) use score::LOSS;
 pub(crate) use settings::parameter_groups;
+pub use stop::StopRequest;
+pub(crate) use terms::Terms;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -31,6 +38,7 @@ use terrashard_data::Chips;
 use terrashard_layout::{BatchShape, Offload, RankBytes, SampleOrder, Stage, Window};
 
 use crate::config::{Batch, Config, Device, Length};
+use crate::console::tell;
 use crate::dataset::Dataset;
 use crate::error::{Error, Result};
 use crate::planning::{self, PlanOptions};
@@ -39,7 +47,7 @@ use crate::record::{Display, HeldBytes, SessionRecord};
 use crate::run_directory::{RunDirectory, replace};
 use crew::Crew;
 use initial::InitialValues;
-use resume::Start;
+use resume::{Found, Start};
 use terrashard_zero::Precision;
 
 /// What `fit` needs beside the configuration.
@@ -51,6 +59,10 @@ pub struct FitOptions {
     pub run: RunDirectory,
     /// End cleanly after this step.
     pub stop_after: Option<u64>,
+    /// Who may ask for an end before that.
+    pub stop: StopRequest,
+    /// What becomes of a checkpoint that is not whole.
+    pub partial: Partial,
     /// Where tensors are.
     pub device: Device,
     /// How progress is shown.
@@ -81,6 +93,7 @@ struct Plan<'a> {
     /// The number of the GPU that this process's only rank has; none where ranks count for themselves.
     gpu: Option<usize>,
     display: Display,
+    stop: StopRequest,
     precision: Precision,
     batch: Batch,
     chips: Arc<Chips>,
@@ -110,8 +123,8 @@ impl Plan<'_> {
 
 /// Trains and returns what was made; where no step is left to do, nothing is written.
 ///
-/// Everything that can be checked is checked before the first step: files, labels, batch sizes, the number of samples, the
-/// checkpoint that is resumed from. Samples, their order and augmentation, and initial values follow from `train.seed` alone,
+/// Everything that can be checked is checked before the first step, and before anything of the run is changed: files, labels, batch
+/// sizes, the number of samples, each byte of the checkpoint that is resumed from. Samples, their order and augmentation, and initial values follow from `train.seed` alone,
 /// never from the number of ranks; batch statistics are taken over all ranks.
 ///
 /// # Errors
@@ -126,7 +139,13 @@ pub fn fit(config: &Config, options: &FitOptions) -> Result<Fitted> {
     let ranks = crew.count(config.zero.ranks, options.device)?;
     let chips = samples(config, ranks)?;
     let batch = Batch::resolve(&config.train, ranks)?;
-    let start = Start::find(config, batch, &options.run)?;
+    let Found { start, warnings } = Start::find(config, batch, &options.run, options.partial)?;
+    if crew.leads() {
+        // Also where a run is to be quiet, as errors are told.
+        warnings
+            .iter()
+            .for_each(|warning| tell(&format!("warning: {warning}")));
+    }
     let length = config.train.length();
     let end = length.end(chips.len());
     let steps = match length {
@@ -149,6 +168,7 @@ pub fn fit(config: &Config, options: &FitOptions) -> Result<Fitted> {
         device: options.device,
         gpu: crew.gpu(),
         display: options.display,
+        stop: options.stop.clone(),
         precision: settings::precision(config),
         batch,
         order: SampleOrder::new(chips.len(), config.train.seed)?,
@@ -174,7 +194,8 @@ pub fn fit(config: &Config, options: &FitOptions) -> Result<Fitted> {
     let record = SessionRecord {
         name: options.name.clone(),
         resumed_from_step: plan.start.resumed_from(),
-        last_step: plan.last_step,
+        last_step: first.last_step,
+        stopped_by: first.stopped_by.clone(),
         steps: plan.steps,
         skipped: first.skipped,
         ranks,

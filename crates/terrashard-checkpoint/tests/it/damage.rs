@@ -4,10 +4,10 @@ use std::fs;
 use std::path::Path;
 
 use serde_json::{Value, json};
-use terrashard_checkpoint::{Checkpoint, Kind, Piece, Saver, Source, TensorSpec};
+use terrashard_checkpoint::{Checkpoint, Fault, Kind, Piece, Saver, Source, TensorSpec};
 use terrashard_layout::ElementType::F32;
 
-use crate::fixture::{parameters, save, state};
+use crate::fixture::{parameters, save, state, tensors, values};
 
 /// Saves at 2 ranks, damages the step's folder and checks the message on opening and reading all of it.
 fn check(damage: impl FnOnce(&Path), expected: &str) {
@@ -152,6 +152,73 @@ fn incomplete_checkpoints_are_refused() {
         nowhere.contains("no checkpoint at no/such/run"),
         "{nowhere}"
     );
+}
+
+/// The names of all tensors that cannot be read, and no other tensor differs.
+fn faults(damage: impl FnOnce(&Path)) -> Vec<String> {
+    let folder = tempfile::tempdir().unwrap();
+    save(folder.path(), 7, 2);
+    damage(&folder.path().join("step-000007"));
+    let checkpoint = Checkpoint::open_damaged(folder.path()).unwrap();
+    let faults = checkpoint.faults();
+    for tensor in tensors() {
+        if faults
+            .iter()
+            .any(|fault| (&fault.name, fault.kind) == (&tensor.name, tensor.kind))
+        {
+            continue;
+        }
+        let read = checkpoint.read_whole(&tensor.name, tensor.kind);
+        // A tied tensor is its owner's values, which may be among the faults.
+        match read {
+            Ok(read) => assert!(read == values(&tensor), "{}", tensor.name),
+            Err(_) => assert!(tensor.tied_to.is_some(), "{}", tensor.name),
+        }
+    }
+    for fault in &faults {
+        let read = checkpoint.read_whole(&fault.name, fault.kind);
+        assert!(read.is_err(), "{} {}", fault.kind, fault.name);
+    }
+    let name = |fault: &Fault| format!("{} {}", fault.kind, fault.name);
+    faults.iter().map(name).collect()
+}
+
+#[test]
+fn all_that_is_damaged_is_named() {
+    assert!(faults(|_| ()).is_empty());
+    // Both shards of one tensor, and one of another.
+    let flip = |step: &Path, name: &str, kind: &str, piece: usize| {
+        let mut manifest: Value =
+            serde_json::from_slice(&fs::read(step.join("manifest.json")).unwrap()).unwrap();
+        let piece = entry(&mut manifest, name, kind)["pieces"][piece].clone();
+        let path = step.join(piece["file"].as_str().unwrap());
+        let mut bytes = fs::read(&path).unwrap();
+        bytes[piece["bytes"][1].as_u64().unwrap() as usize - 1] ^= 1;
+        fs::write(path, bytes).unwrap();
+    };
+    let found = faults(|step| {
+        flip(step, "wide.weight", "v", 0);
+        flip(step, "wide.weight", "v", 1);
+        flip(step, "stem.bias", "ema", 1);
+    });
+    assert_eq!(found, ["ema stem.bias", "v wide.weight"]);
+    // Without a rank's file nothing can be read of what it has a part of: all but what has no elements or fewer than ranks.
+    let found = faults(|step| fs::remove_file(step.join("rank-00001.safetensors")).unwrap());
+    assert_eq!(found.len(), 21, "{found:?}");
+    assert!(found.contains(&"parameter frozen.weight".to_owned()));
+    assert!(
+        !found
+            .iter()
+            .any(|name| name.ends_with("scale") || name.ends_with("none")),
+        "{found:?}"
+    );
+    // What lies before the end of a file that was cut is sound: all but the last, one of the narrow types.
+    let found = faults(|step| {
+        let path = step.join("rank-00000.safetensors");
+        let bytes = fs::read(&path).unwrap();
+        fs::write(path, &bytes[..bytes.len() - 1]).unwrap();
+    });
+    assert_eq!(found, ["parameter frozen.weight"]);
 }
 
 #[test]

@@ -115,6 +115,7 @@ pub(crate) fn state(step: u64) -> State {
         config: "[train]\nsteps = 10 # \"quoted\"\n".into(),
         tool: "terrashard 0.1.0".into(),
         values: values.as_object().unwrap().clone(),
+        score: Some(0.1 + 0.2),
     }
 }
 

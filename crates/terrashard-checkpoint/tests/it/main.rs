@@ -2,8 +2,10 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod background;
 mod damage;
 mod fixture;
 mod foreign;
 mod model;
 mod reshard;
+mod size;

@@ -3,14 +3,21 @@
 use std::borrow::Cow;
 use std::fs;
 
-use safetensors::SafeTensors;
+use safetensors::{Dtype, SafeTensors};
 use serde_json::json;
 use terrashard_checkpoint::{
-    Checkpoint, Error, Kind, ModelDescription, ModelFile, Source, TensorSpec, Weights, export,
+    Checkpoint, Error, Export, Kind, ModelDescription, ModelFile, Piece, Saver, Source, State,
+    TensorSpec, Weights, export,
 };
-use terrashard_layout::ElementType::F32;
+use terrashard_layout::ElementType::{Bf16, F16, F32};
 
 use crate::fixture::{buffer, save, tensors, values};
+
+/// The parameters as the checkpoint has them.
+const PLAIN: Export = Export {
+    weights: Weights::Plain,
+    dtype: None,
+};
 
 fn description() -> ModelDescription {
     ModelDescription {
@@ -29,7 +36,7 @@ fn an_exported_checkpoint_reads_like_the_checkpoint() {
     save(folder.path(), 7, 3);
     let checkpoint = Checkpoint::open(folder.path()).unwrap();
     let path = folder.path().join("out/model.safetensors");
-    export(&checkpoint, &path, &description(), Weights::Plain).unwrap();
+    export(&checkpoint, &path, &description(), PLAIN).unwrap();
     let Source::Model(model) = Source::open(&path).unwrap() else {
         panic!("a file is a model");
     };
@@ -64,7 +71,11 @@ fn averages_replace_parameters_that_have_them() {
     save(folder.path(), 7, 2);
     let checkpoint = Checkpoint::open(folder.path()).unwrap();
     let path = folder.path().join("model.safetensors");
-    export(&checkpoint, &path, &description(), Weights::Ema).unwrap();
+    let averages = Export {
+        weights: Weights::Ema,
+        ..PLAIN
+    };
+    export(&checkpoint, &path, &description(), averages).unwrap();
     let bytes = fs::read(&path).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let check = |name: &str, kind| {
@@ -87,6 +98,90 @@ fn averages_replace_parameters_that_have_them() {
         "tied values are stored once"
     );
     ModelFile::open(&path).unwrap().verify().unwrap();
+}
+
+#[test]
+fn an_export_in_sixteen_bits_is_rounded_and_buffers_are_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let saver = Saver::create(folder.path(), 1, 0, 1).unwrap();
+    saver.prepare().unwrap();
+    // The largest number of f16, a third, and what f16 cannot hold.
+    let piece = |name: &str, kind, values: &[f32]| Piece {
+        tensor: TensorSpec::new(name, kind, [values.len()], F32),
+        start: 0,
+        bytes: values
+            .iter()
+            .flat_map(|value| value.to_le_bytes())
+            .collect(),
+    };
+    let third = 1.0_f32 / 3.0;
+    let pieces = [
+        piece("bn.running_mean", Kind::Buffer, &[third]),
+        piece("large", Kind::Parameter, &[65504.0, third]),
+        piece("larger", Kind::Parameter, &[1e5]),
+    ];
+    saver.write(&pieces[..2]).unwrap();
+    saver
+        .publish(&State {
+            step: 1,
+            ..State::default()
+        })
+        .unwrap();
+    let path = folder.path().join("model.safetensors");
+    let wanted = |dtype| Export {
+        dtype: Some(dtype),
+        ..PLAIN
+    };
+    let file = |dtype| {
+        let checkpoint = Checkpoint::open(folder.path()).unwrap();
+        export(&checkpoint, &path, &description(), wanted(dtype)).map(|()| fs::read(&path).unwrap())
+    };
+    let bytes = file(F16).unwrap();
+    let read = SafeTensors::deserialize(&bytes).unwrap();
+    let large = read.tensor("large").unwrap();
+    // 0x7bff is 65504, 0x3555 the nearest to a third.
+    assert_eq!(
+        (large.dtype(), large.data()),
+        (Dtype::F16, &[0xff, 0x7b, 0x55, 0x35][..])
+    );
+    let mean = read.tensor("bn.running_mean").unwrap();
+    assert_eq!(
+        (mean.dtype(), mean.data()),
+        (Dtype::F32, &third.to_le_bytes()[..])
+    );
+    let source = Source::open(&path).unwrap();
+    let values = source.read_f32("large", Kind::Parameter, 0..2).unwrap();
+    assert_eq!(values, [65504.0, 0.333_251_95]);
+    assert_eq!(
+        source.read_f32("large", Kind::Parameter, 1..2).unwrap(),
+        values[1..]
+    );
+
+    saver.prepare().unwrap();
+    saver.write(&pieces).unwrap();
+    saver
+        .publish(&State {
+            step: 1,
+            ..State::default()
+        })
+        .unwrap();
+    let message = file(F16).unwrap_err().to_string();
+    assert!(
+        message.contains("parameter `larger` has values that are too large for f16"),
+        "{message}"
+    );
+    assert_eq!(
+        fs::read(&path).unwrap(),
+        bytes,
+        "the old file is still there"
+    );
+    let bytes = file(Bf16).unwrap();
+    let read = SafeTensors::deserialize(&bytes).unwrap();
+    // 1e5 in bf16 is 99840.
+    assert_eq!(
+        read.tensor("larger").unwrap().data(),
+        (99840.0_f32.to_bits() >> 16).to_le_bytes()[..2].as_ref()
+    );
 }
 
 #[test]

@@ -8,6 +8,7 @@ use terrashard_data::{Band, IgnoreFrom, Jitter, Offset, Region, Scaling, Selecti
 use terrashard_models::ModelConfig;
 
 use super::{TrainSection, ZeroSection};
+use crate::training::LOSS;
 
 /// A whole configuration.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -173,8 +174,27 @@ pub struct CheckpointSection {
     pub every: u64,
     /// The newest checkpoints that are kept. Default: 2.
     pub keep_last: usize,
+    /// The best checkpoints that are kept beside those. Default: 0.
+    pub keep_best: usize,
+    /// What makes one the best: the least mean of `loss`, or of one of its terms, over the steps since the one before. Default: `loss`.
+    pub best_by: String,
+    /// Whether steps go on while a checkpoint is written from a copy in host memory. Default: `true`.
+    #[serde(rename = "async")]
+    pub asynchronous: bool,
+    /// What becomes of the run when a checkpoint cannot be written. Default: `abort`.
+    pub on_failure: OnFailure,
     /// Where the run starts. Default: `auto`.
     pub resume: Resume,
+}
+
+/// What becomes of a run when a checkpoint cannot be written. The checkpoint before stays in force in any case.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnFailure {
+    /// It ends.
+    Abort,
+    /// It goes on with a warning, unless it was to end after that checkpoint.
+    Continue,
 }
 
 impl Default for CheckpointSection {
@@ -182,6 +202,10 @@ impl Default for CheckpointSection {
         Self {
             every: 0,
             keep_last: 2,
+            keep_best: 0,
+            best_by: LOSS.into(),
+            asynchronous: true,
+            on_failure: OnFailure::Abort,
             resume: Resume::Auto,
         }
     }

@@ -9,6 +9,7 @@ use super::train::{GroupEntry, Length, NonFinite, OptimizerRule, Schedule, Train
 use super::zero::{Ranks, RecomputeChoice, ZeroSection};
 use super::{Band, Config, DataSection};
 use crate::error::{Error, Result};
+use crate::training::Terms;
 
 /// The largest height and width of samples and windows in pixels of the image: a map of 20480 pixels squared at 2 m, far
 /// above what a model is given at once.
@@ -67,7 +68,15 @@ impl Config {
             self.log.seconds,
             "at most a day, 86400",
         )?;
-        at_least_one("checkpoint.keep_last", self.checkpoint.keep_last as u64)
+        at_least_one("checkpoint.keep_last", self.checkpoint.keep_last as u64)?;
+        let metrics = Terms::metrics(self);
+        let best_by = self.checkpoint.best_by.as_str();
+        check(
+            metrics.contains(&best_by),
+            "checkpoint.best_by",
+            best_by,
+            metrics.join(" or "),
+        )
     }
 }
 

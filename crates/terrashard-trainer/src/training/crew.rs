@@ -71,6 +71,15 @@ impl Crew {
         }
     }
 
+    /// Whether rank 0 is in this process, which tells what is to be told once.
+    pub(super) fn leads(&self) -> bool {
+        match self {
+            Self::Threads => true,
+            #[cfg(feature = "nccl")]
+            Self::Process(world) => world.communicator().rank() == 0,
+        }
+    }
+
     /// The number among the GPUs of this process that its rank has; none where ranks are threads and count for
     /// themselves.
     pub(super) fn gpu(&self) -> Option<usize> {
@@ -163,6 +172,7 @@ mod tests {
             crew.count(Ranks::Count(3), Device::Cpu).expect("threads"),
             3
         );
+        assert!(crew.leads());
         assert_eq!(crew.gpu(), None);
         let sums = crew.run(2, |communicator| Ok(communicator.rank()));
         assert_eq!(sums.expect("no rank fails"), [0, 1]);

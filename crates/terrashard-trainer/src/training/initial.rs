@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use burn::tensor::Device;
-use terrashard_checkpoint::{ElementType, Kind};
+use terrashard_checkpoint::Kind;
 use terrashard_models::{S2s2Net, initial_value, parameters};
 
 use super::resume::Start;
@@ -79,12 +79,7 @@ impl InitialValues {
         for (name, values) in &mut buffers {
             let there = source.tensor(name, Kind::Buffer);
             if there.is_some_and(|tensor| tensor.shape == [values.len()]) {
-                let bytes = source.read(name, Kind::Buffer, 0..values.len())?;
-                let (chunks, _) = bytes.as_chunks();
-                *values = chunks
-                    .iter()
-                    .map(|chunk| f64::from_le_bytes(*chunk))
-                    .collect();
+                *values = source.read_f64(name, Kind::Buffer, 0..values.len())?;
             }
         }
         Ok(model.load_buffers(&buffers)?)
@@ -118,7 +113,7 @@ impl WeightsFile {
             let Some(tensor) = weights.source().tensor(&name, Kind::Parameter) else {
                 continue;
             };
-            if tensor.shape == shape && tensor.dtype == ElementType::F32 {
+            if tensor.shape == shape {
                 taken += 1;
             } else if name.starts_with("stages.") {
                 let remedy = match weights.model.bands == model.bands {
@@ -166,12 +161,10 @@ impl WeightsFile {
     fn read(&self, name: &str, shape: &[usize]) -> Result<Option<Vec<f32>>> {
         let source = self.weights.source();
         let there = source.tensor(name, Kind::Parameter);
-        if there.is_none_or(|tensor| tensor.shape != shape || tensor.dtype != ElementType::F32) {
+        if there.is_none_or(|tensor| tensor.shape != shape) {
             return Ok(None);
         }
-        let bytes = source.read(name, Kind::Parameter, 0..shape.iter().product())?;
-        let (chunks, _) = bytes.as_chunks();
-        let values = chunks.iter().map(|chunk| f32::from_le_bytes(*chunk));
-        Ok(Some(values.collect()))
+        let values = source.read_f32(name, Kind::Parameter, 0..shape.iter().product());
+        Ok(Some(values?))
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use burn::tensor::Device;
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use terrashard_collectives::{Communicator, Traffic};
 use terrashard_data::{Loader, LoaderOptions};
 use terrashard_layout::{ShardTable, Window};
@@ -11,16 +11,21 @@ use terrashard_models::{L1_WEIGHT, Losses, Normalizers, S2s2Net, Targets};
 use terrashard_ops::Masks;
 use terrashard_zero::{Initial, Origin, StepOutcome, ZeroOptimizer, declared};
 
+use super::divergence::{chips, diverged};
 use super::feed::{Destination, Fed, Feed};
 use super::initial::InitialValues;
 use super::metered_communicator::MeteredCommunicator;
+use super::saving::{Saves, Standing, Urgency};
 use super::scope::Training;
 use super::settings::zero_config;
 use super::step_clock::{Phase, StepClock};
 use super::terms::Terms;
-use super::{Plan, running_statistics, saving};
+use super::{Plan, running_statistics};
+use crate::console::tell;
 use crate::error::{Error, Result};
-use crate::record::{HeldBytes, Metrics, Progress, SentBytes, StepRecord, StepTimes, counted};
+use crate::record::{
+    Display, HeldBytes, Metrics, Progress, SentBytes, StepRecord, StepTimes, counted,
+};
 use crate::schedule::learning_rate;
 
 /// Batches that a loader prepares at once, at least and at most.
@@ -42,6 +47,35 @@ pub(super) struct Outcome {
     pub sent: SentBytes,
     /// Steps that changed nothing, the same number on every rank.
     pub skipped: u64,
+    /// The last step it made.
+    pub last_step: u64,
+    /// The signal that it ended by before the plan's last step: that of this process, if it had one.
+    pub stopped_by: Option<String>,
+}
+
+/// Sums over all ranks that travel with a step's.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(super) struct Told {
+    /// Ranks that were asked to stop.
+    stop: f64,
+    /// How far they are with the save that is under way.
+    saving: Standing,
+}
+
+impl Told {
+    const COUNT: usize = 3;
+
+    fn own(self) -> [f64; Self::COUNT] {
+        [self.stop, self.saving.done, self.saving.failed]
+    }
+
+    fn of(sums: &[f64]) -> Self {
+        let (done, failed) = (sums[1], sums[2]);
+        Self {
+            stop: sums[0],
+            saving: Standing { done, failed },
+        }
+    }
 }
 
 /// Trains from the plan's start to its last step.
@@ -65,6 +99,8 @@ pub(super) struct Rank<'a> {
     model: S2s2Net,
     pub(super) optimizer: ZeroOptimizer,
     feed: Feed,
+    /// None for a trial.
+    saves: Option<Saves<'a>>,
     /// On rank 0, what is told of each step.
     told: Option<(Metrics, Progress)>,
     clock: StepClock,
@@ -156,6 +192,7 @@ impl<'a> Rank<'a> {
             model,
             optimizer,
             feed,
+            saves: plan.run.map(|run| Saves::new(plan, run)),
             told,
             clock,
             held: HeldBytes::default(),
@@ -167,10 +204,25 @@ impl<'a> Rank<'a> {
 
     fn run(mut self) -> Result<Outcome> {
         let every = self.plan.config.checkpoint.every;
+        let (mut last_step, mut stopped_by) = (self.plan.start.step(), None);
         for step in self.plan.start.step() + 1..=self.plan.last_step {
-            self.step(step)?;
-            if step == self.plan.last_step || (every > 0 && step.is_multiple_of(every)) {
-                self.save(step)?;
+            let told = self.step(step)?;
+            self.hear(told.saving)?;
+            last_step = step;
+            if told.stop > 0.0 && step < self.plan.last_step {
+                let signal = self
+                    .plan
+                    .stop
+                    .signal()
+                    .unwrap_or("a signal to another rank");
+                stopped_by = Some(signal.to_owned());
+            }
+            if step == self.plan.last_step || stopped_by.is_some() {
+                self.save(step, Urgency::Now)?;
+                break;
+            }
+            if every > 0 && step.is_multiple_of(every) {
+                self.save(step, Urgency::Later)?;
             }
         }
         self.times.add(&self.clock.take());
@@ -183,22 +235,61 @@ impl<'a> Rank<'a> {
             times: self.times,
             sent: self.sent,
             skipped: self.skipped,
+            last_step,
+            stopped_by,
         })
     }
 
-    fn save(&mut self, step: u64) -> Result<()> {
-        let Some(run) = self.plan.run else {
+    fn save(&mut self, step: u64, urgency: Urgency) -> Result<()> {
+        let Some(saves) = &mut self.saves else {
             return Ok(());
         };
         let (plan, optimizer, model) = (self.plan, &self.optimizer, &self.model);
         self.clock.measure(Phase::Checkpoint, || {
             running_statistics::settle(model, optimizer, plan.config.train.batch_norm)?;
-            saving::save(plan, run, step, optimizer, model)
-        })
+            saves.save(step, optimizer, model, urgency)
+        })?;
+        self.warn();
+        Ok(())
+    }
+
+    /// Takes in how far all ranks are with the save that is under way.
+    fn hear(&mut self, all: Standing) -> Result<()> {
+        let Some(saves) = &mut self.saves else {
+            return Ok(());
+        };
+        let optimizer = &self.optimizer;
+        self.clock
+            .measure(Phase::Checkpoint, || saves.hear(all, optimizer))?;
+        self.warn();
+        Ok(())
+    }
+
+    /// Tells what went wrong with saves on this rank while the run goes on: also where it is to be quiet, as errors are.
+    fn warn(&mut self) {
+        let warnings = self.saves.iter_mut().flat_map(Saves::take_warnings);
+        for warning in warnings {
+            let line = format!("warning: {warning}");
+            match (&self.told, self.plan.display) {
+                (Some((_, progress)), Display::Auto) => progress.say(&line),
+                _ => tell(&line),
+            }
+        }
+    }
+
+    /// What this rank has to tell the others with a step's sums.
+    fn tell_others(&mut self) -> Told {
+        Told {
+            stop: f64::from(u8::from(self.plan.stop.signal().is_some())),
+            saving: self
+                .saves
+                .as_mut()
+                .map_or_else(Standing::default, Saves::standing),
+        }
     }
 
     /// One optimizer step: the micro-batches, the update, the record.
-    pub(super) fn step(&mut self, step: u64) -> Result<()> {
+    pub(super) fn step(&mut self, step: u64) -> Result<Told> {
         let began = Instant::now();
         let before = self.traffic();
         let window = self.plan.window(step);
@@ -224,9 +315,13 @@ impl<'a> Rank<'a> {
         let train = &self.plan.config.train;
         let lr = learning_rate(train, self.plan.steps, self.optimizer.steps() + 1);
         let (became, sums) = if nothing {
-            (Became::NoValidPixel, vec![0.0; Terms::COUNT])
+            let count = Terms::COUNT + Told::COUNT;
+            (Became::NoValidPixel, vec![0.0; count])
         } else {
-            let (optimizer, sums) = (&mut self.optimizer, sums.on(&self.device));
+            let told = TensorData::from(self.tell_others().own());
+            let told = Tensor::from_data(told, (&self.device, DType::F64));
+            let sums = Tensor::cat(vec![sums.on(&self.device), told], 0);
+            let optimizer = &mut self.optimizer;
             let outcome = self
                 .clock
                 .measure(Phase::Optimizer, || optimizer.step_with(lr, sums));
@@ -240,7 +335,8 @@ impl<'a> Rank<'a> {
                 } => (Became::NotFinite { origin, loss_scale }, scalars),
             }
         };
-        let loss = sums[0];
+        let (sums, told) = sums.split_at(Terms::COUNT);
+        let (loss, told) = (sums[0], Told::of(told));
         // A gradient that is not finite is the optimizer's to judge; a loss that is not, with gradients that are, is
         // nothing to go on from.
         if matches!(became, Became::Applied { .. }) && !loss.is_finite() {
@@ -254,8 +350,14 @@ impl<'a> Rank<'a> {
             Became::NotFinite { .. } | Became::NoValidPixel => self.skipped += 1,
         }
         let plan = self.plan;
+        let terms = Terms::named(sums, plan.config);
+        if let (Some(saves), Became::Applied { .. }) = (&mut self.saves, &became) {
+            saves
+                .score
+                .add(&plan.config.checkpoint.best_by, loss, &terms);
+        }
         let Some((metrics, progress)) = &mut self.told else {
-            return Ok(());
+            return Ok(told);
         };
         let seconds = began.elapsed().as_secs_f64();
         let images = (window.samples().end - window.samples().start) as usize;
@@ -270,7 +372,7 @@ impl<'a> Rank<'a> {
             },
             skipped: !matches!(became, Became::Applied { .. }),
             seconds,
-            terms: Terms::named(&sums, plan.config),
+            terms,
             times,
             sent,
         })?;
@@ -290,7 +392,7 @@ impl<'a> Rank<'a> {
             )),
         }
         progress.advance(step, Some(loss), images);
-        Ok(())
+        Ok(told)
     }
 
     /// What this rank has sent so far, over all its groups.
@@ -370,53 +472,4 @@ fn opening(plan: &Plan<'_>, ranks: usize, table: &ShardTable) -> String {
         Some(step) => format!("{begins}, resumed from step {step}"),
         None => begins,
     }
-}
-
-/// The error of a step, with the chips where it is a gradient that is not finite.
-fn diverged(plan: &Plan<'_>, step: u64, window: &Window, error: terrashard_zero::Error) -> Error {
-    let terrashard_zero::Error::NonFinite {
-        origin, skipped, ..
-    } = &error
-    else {
-        return error.into();
-    };
-    match chips(plan, window, origin) {
-        Err(error) => error,
-        Ok(chips) => Error::NonFiniteGradient {
-            step,
-            origin: format!("{origin}{chips}"),
-            skipped: *skipped,
-        },
-    }
-}
-
-/// The chips that a non-finite gradient came from: those of its micro-batch, with their files and windows (column, row, width,
-/// height).
-fn chips(plan: &Plan<'_>, window: &Window, origin: &Origin) -> Result<String> {
-    let Some(rank) = origin.rank else {
-        return Ok(String::new());
-    };
-    const TOLD: usize = 4;
-    let mut text = String::new();
-    let cursors = window.micro_batch(rank, origin.micro_batch);
-    let more = (cursors.end - cursors.start).saturating_sub(TOLD as u64);
-    for cursor in cursors.take(TOLD) {
-        let chip = plan.chips.chip(plan.order.at(cursor))?;
-        let scene = &plan.config.data.scenes[chip.scene].image;
-        let terrashard_raster::Window {
-            col,
-            row,
-            width,
-            height,
-        } = chip.window;
-        let before = if text.is_empty() { "; chip of" } else { "," };
-        text += &format!(
-            "{before} {} [{col}, {row}, {width}, {height}]",
-            scene.display()
-        );
-    }
-    if more > 0 {
-        text += &format!(" and {more} more");
-    }
-    Ok(text)
 }

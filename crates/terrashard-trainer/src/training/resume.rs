@@ -1,11 +1,17 @@
 //! Where a run starts: afresh, or at a checkpoint that was saved at any rank count and stage.
+//!
+//! Nothing of the run is changed before all of the checkpoint has been read and agrees with its hashes and with the model.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
+use std::path::Path;
 
+use burn::tensor::Device;
 use serde_json::Value;
-use terrashard_checkpoint::{Checkpoint, ElementType, Kind, State, in_force};
-use terrashard_models::S2s2Net;
+use terrashard_checkpoint::{
+    Checkpoint, ElementType, Kind, Matching, State, TensorSpec, in_force, step_folder, steps,
+};
+use terrashard_models::{S2s2Net, initial_value, parameters};
 use terrashard_zero::{Progress, StateKind, ZeroOptimizer};
 
 use super::same_training::{Difference, difference};
@@ -15,30 +21,78 @@ use crate::error::{Error, Result};
 use crate::run_directory::RunDirectory;
 use crate::trained_model::{load_buffers, saved_config};
 
+/// What becomes of a checkpoint that is damaged, or does not have all that the model has.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Partial {
+    /// It is refused by name; of a run's own, the newest that is whole is taken instead.
+    #[default]
+    Refused,
+    /// What there is of it is taken, and the rest begins as in a new training.
+    Allowed,
+}
+
 /// Where a run starts.
 #[derive(Debug)]
 pub(super) enum Start {
     /// With initial values, at the first sample.
     Afresh,
     /// With everything that a checkpoint holds.
-    Checkpoint(Box<Checkpoint>),
+    Checkpoint(Box<Resumed>),
+}
+
+/// A checkpoint that a run goes on from.
+#[derive(Debug)]
+pub(super) struct Resumed {
+    checkpoint: Checkpoint,
+    /// Tensors that it lacks or that are damaged.
+    lost: HashSet<(String, Kind)>,
+    /// The model's parameters with their shapes.
+    shapes: BTreeMap<String, Vec<usize>>,
+}
+
+/// A start, with what a reader should know of how it was found.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub(super) start: Start,
+    pub(super) warnings: Vec<String>,
+}
+
+impl From<Start> for Found {
+    fn from(start: Start) -> Self {
+        Self {
+            start,
+            warnings: Vec::new(),
+        }
+    }
 }
 
 impl Start {
-    /// Finds the start that the configuration asks for, and checks that it is the same training.
-    pub(super) fn find(config: &Config, batch: Batch, run: &RunDirectory) -> Result<Self> {
-        let there = run.checkpoints().exists() && in_force(run.checkpoints())?.is_some();
-        let path = match &config.checkpoint.resume {
-            Resume::None if there => {
+    /// Finds the start that the configuration asks for, reads all of it, and checks that it is the same training. Changes nothing.
+    pub(super) fn find(
+        config: &Config,
+        batch: Batch,
+        run: &RunDirectory,
+        partial: Partial,
+    ) -> Result<Found> {
+        let root = run.checkpoints();
+        let there = root.exists() && !steps(&root)?.is_empty();
+        let mut warnings = Vec::new();
+        let checkpoint = match (&config.checkpoint.resume, partial) {
+            (Resume::None, _) if there => {
                 return Err(Error::RunExists {
                     path: run.root().into(),
                 });
             }
-            Resume::Auto if there => run.root(),
-            Resume::From(path) => path,
-            Resume::Auto | Resume::None => return Ok(Start::Afresh),
+            (Resume::Auto | Resume::None, _) if !there => {
+                // A pointer at a checkpoint that has gone is no new run.
+                let gone = root.exists().then(|| in_force(&root)).transpose();
+                return gone.map(|_| Start::Afresh.into()).map_err(Into::into);
+            }
+            (Resume::Auto | Resume::None, Partial::Refused) => newest_sound(&root, &mut warnings)?,
+            (Resume::Auto | Resume::None, Partial::Allowed) => Checkpoint::open_damaged(&root)?,
+            (Resume::From(path), Partial::Refused) => sound(path)?,
+            (Resume::From(path), Partial::Allowed) => Checkpoint::open_damaged(path)?,
         };
-        let checkpoint = Checkpoint::open(path)?;
         let saved = saved_config(&checkpoint)?;
         let differs = |key: &str, ours: String, theirs: String| {
             let expected = format!(
@@ -56,7 +110,11 @@ impl Start {
             let (ours, theirs) = (batch.global.to_string(), theirs.to_string());
             return Err(differs("train.global_batch", ours, theirs));
         }
-        Ok(Start::Checkpoint(Box::new(checkpoint)))
+        let resumed = Resumed::new(config, checkpoint, partial, &mut warnings)?;
+        Ok(Found {
+            start: Start::Checkpoint(Box::new(resumed)),
+            warnings,
+        })
     }
 
     /// Steps done before.
@@ -68,7 +126,7 @@ impl Start {
     pub(super) fn cursor(&self) -> u64 {
         match self {
             Start::Afresh => 0,
-            Start::Checkpoint(checkpoint) => checkpoint.state().cursor,
+            Start::Checkpoint(resumed) => resumed.checkpoint.state().cursor,
         }
     }
 
@@ -76,34 +134,156 @@ impl Start {
     pub(super) fn resumed_from(&self) -> Option<u64> {
         match self {
             Start::Afresh => None,
-            Start::Checkpoint(checkpoint) => Some(checkpoint.state().step),
+            Start::Checkpoint(resumed) => Some(resumed.checkpoint.state().step),
         }
     }
 
     /// Gives a rank what it holds of the checkpoint.
     pub(super) fn restore(&self, optimizer: &mut ZeroOptimizer, model: &S2s2Net) -> Result<()> {
-        let Start::Checkpoint(checkpoint) = self else {
-            return Ok(());
-        };
-        let saved: HashSet<(String, Kind)> = checkpoint
+        match self {
+            Start::Afresh => Ok(()),
+            Start::Checkpoint(resumed) => resumed.restore(optimizer, model),
+        }
+    }
+}
+
+/// A checkpoint of which every byte was read and is as it was written.
+fn sound(path: &Path) -> Result<Checkpoint, terrashard_checkpoint::Error> {
+    let checkpoint = Checkpoint::open(path)?;
+    checkpoint.verify()?;
+    Ok(checkpoint)
+}
+
+/// Of a run's checkpoints, that in force if it is sound, or else the newest before it that is, with a warning.
+fn newest_sound(root: &Path, warnings: &mut Vec<String>) -> Result<Checkpoint> {
+    let mut steps = steps(root)?;
+    let mut first = None;
+    match in_force(root) {
+        Ok(Some(newest)) => steps.retain(|step| *step <= newest),
+        Ok(None) => {}
+        // Without the pointer, what it would point at is not known, but the newest is the best guess.
+        Err(error @ terrashard_checkpoint::Error::Pointer { .. }) => first = Some(error),
+        Err(error) => return Err(error.into()),
+    }
+    for step in steps.into_iter().rev() {
+        match sound(&step_folder(root, step)) {
+            Ok(checkpoint) => {
+                warnings.extend(first.map(|error| format!("{error}; going on from step {step}")));
+                return Ok(checkpoint);
+            }
+            // It is not damaged, and going on from an older one would replace it.
+            Err(error @ terrashard_checkpoint::Error::NewerVersion { .. }) => {
+                return Err(error.into());
+            }
+            Err(error) => {
+                first.get_or_insert(error);
+            }
+        }
+    }
+    let none = || terrashard_checkpoint::Error::NoCheckpoint { path: root.into() };
+    Err(first.unwrap_or_else(none).into())
+}
+
+impl Resumed {
+    /// Compares what is there with what the model has.
+    fn new(
+        config: &Config,
+        checkpoint: Checkpoint,
+        partial: Partial,
+        warnings: &mut Vec<String>,
+    ) -> Result<Self> {
+        let model = config.model.init(&Device::flex())?;
+        let shapes: BTreeMap<String, Vec<usize>> = parameters(&model).into_iter().collect();
+        let of_parameters = shapes.iter().map(|(name, shape)| {
+            TensorSpec::new(
+                name.as_str(),
+                Kind::Parameter,
+                shape.clone(),
+                ElementType::F32,
+            )
+        });
+        let of_buffers = model.buffers().into_iter().map(|(name, values)| {
+            TensorSpec::new(name, Kind::Buffer, [values.len()], ElementType::F64)
+        });
+        let expected: Vec<TensorSpec> = of_parameters.chain(of_buffers).collect();
+        let matching = Matching::of(checkpoint.tensors(), &expected);
+        let mut lost = HashSet::new();
+        if partial == Partial::Refused {
+            if !matching.is_exact() {
+                let path = checkpoint.folder().to_owned();
+                return Err(terrashard_checkpoint::Error::Mismatch { path, matching }.into());
+            }
+        } else {
+            let path = checkpoint.folder().display();
+            let begins = "begins as in a new training";
+            for spec in &expected {
+                let there = checkpoint.tensor(&spec.name, spec.kind);
+                if there
+                    .is_none_or(|there| (&there.shape, there.dtype) != (&spec.shape, spec.dtype))
+                {
+                    lost.insert((spec.name.clone(), spec.kind));
+                }
+            }
+            let lacks = matching.missing.iter().chain(&matching.different);
+            warnings.extend(lacks.map(|tensor| format!("{tensor} {begins}: {path} lacks it")));
+            let unused = matching.unexpected.iter();
+            warnings.extend(
+                unused.map(|tensor| format!("{tensor} of {path} is not used: the model has none")),
+            );
+            for fault in checkpoint.faults() {
+                warnings.push(format!(
+                    "{} `{}` {begins}: {}",
+                    fault.kind, fault.name, fault.error
+                ));
+                lost.insert((fault.name, fault.kind));
+            }
+        }
+        Ok(Self {
+            checkpoint,
+            lost,
+            shapes,
+        })
+    }
+
+    fn restore(&self, optimizer: &mut ZeroOptimizer, model: &S2s2Net) -> Result<()> {
+        let checkpoint = &self.checkpoint;
+        let saved: HashSet<(&str, Kind)> = checkpoint
             .tensors()
-            .map(|tensor| (tensor.name.clone(), tensor.kind))
+            .map(|tensor| (tensor.name.as_str(), tensor.kind))
             .collect();
-        // What was switched on since begins as in a new training: an average at the parameter, moments at zero.
+        let is_lost = |name: &str, kind| {
+            !self.lost.is_empty() && self.lost.contains(&(name.to_owned(), kind))
+        };
+        let there = |name: &str, kind| saved.contains(&(name, kind)) && !is_lost(name, kind);
+        let seed = checkpoint.state().seed;
+        // What was switched on since, or is lost, begins as in a new training: an average at the parameter, moments at zero.
         let read = |name: &str, of: StateKind, interval: Range<usize>| {
-            let there = |kind| saved.contains(&(name.to_string(), kind));
             let from = match kind(of) {
-                Kind::Ema if !there(Kind::Ema) => Kind::Parameter,
-                moment @ (Kind::M | Kind::V) if !there(moment) && there(Kind::Parameter) => {
+                Kind::Ema if !there(name, Kind::Ema) => Kind::Parameter,
+                moment @ (Kind::M | Kind::V) if !there(name, moment) => {
                     return Ok(vec![0; interval.len() * ElementType::F32.bytes()]);
                 }
                 kind => kind,
             };
-            checkpoint.read(name, from, interval).map_err(Into::into)
+            match self.shapes.get(name) {
+                Some(shape) if is_lost(name, from) => {
+                    let values = &initial_value(name, shape, seed)[interval];
+                    Ok(values
+                        .iter()
+                        .flat_map(|value| value.to_le_bytes())
+                        .collect())
+                }
+                _ => checkpoint.read(name, from, interval).map_err(Into::into),
+            }
         };
         optimizer.load(progress(checkpoint.state(), optimizer.progress()), &read)?;
-        load_buffers(model, |name, length| {
-            Ok(checkpoint.read(name, Kind::Buffer, 0..length)?)
+        let fresh: BTreeMap<String, Vec<f64>> = model.buffers().into_iter().collect();
+        load_buffers(model, |name, length| match is_lost(name, Kind::Buffer) {
+            true => Ok(fresh[name]
+                .iter()
+                .flat_map(|value| value.to_le_bytes())
+                .collect()),
+            false => Ok(checkpoint.read(name, Kind::Buffer, 0..length)?),
         })
     }
 }

@@ -1,11 +1,19 @@
-//! Writing a checkpoint: each rank its intervals of parameters and moments, rank 0 the buffers.
+//! Saving: each rank its intervals of parameters and moments, rank 0 the buffers, at once or beside the steps that follow.
+//!
+//! A save has two parts, and no rank begins the second before all have done the first: each writes its own file, then rank 0
+//! publishes the whole. What waits for disks runs on a thread of its own. Whether all have done a part, and whether it failed on one of them,
+//! the ranks learn together: from numbers that travel with those of the next step, or where a save has to end now, from a sum of
+//! their own. So every rank goes on, or gives up, at the same step.
 
 use serde_json::{Map, Value, json};
-use terrashard_checkpoint::{ElementType, Kind, Piece, Saver, State, TensorSpec, prune};
+use terrashard_checkpoint::{Background, ElementType, Keep, Kind, Piece, Saver, State, TensorSpec};
+use terrashard_layout::ShardTable;
 use terrashard_models::S2s2Net;
 use terrashard_zero::{Progress, StateKind, StatePiece, ZeroOptimizer};
 
 use super::Plan;
+use super::score::Score;
+use crate::config::OnFailure;
 use crate::error::{Error, Result};
 use crate::run_directory::RunDirectory;
 use crate::trained_model::THRESHOLD;
@@ -22,34 +30,270 @@ pub(super) const LOSS_SCALE: &str = "loss_scale";
 /// Steps applied since the scale changed.
 pub(super) const STEADY_STEPS: &str = "steady_steps";
 
-/// Saves the run after `step`. Collective.
-pub(super) fn save(
-    plan: &Plan<'_>,
-    run: &RunDirectory,
-    step: u64,
-    optimizer: &ZeroOptimizer,
-    model: &S2s2Net,
-) -> Result<()> {
-    let communicator = optimizer.communicator();
-    let root = run.checkpoints();
-    let saver = Saver::create(&root, step, communicator.rank(), communicator.ranks())
-        .map_err(Error::save)?;
-    saver.prepare().map_err(Error::save)?;
-    communicator.barrier()?;
+/// When a save has to have ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Urgency {
+    /// Some steps later will do.
+    Later,
+    /// Before anything else.
+    Now,
+}
+
+/// How far the ranks are with the part of a save that is under way, each or all together.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(super) struct Standing {
+    /// Ranks that have done their part.
+    pub done: f64,
+    /// Ranks on which it failed.
+    pub failed: f64,
+}
+
+/// One rank's saves.
+#[derive(Debug)]
+pub(super) struct Saves<'a> {
+    plan: &'a Plan<'a>,
+    run: &'a RunDirectory,
+    under_way: Option<Save>,
+    /// How good the model is that is saved next.
+    pub(super) score: Score,
+    /// What went wrong, to be told.
+    warnings: Vec<String>,
+}
+
+/// A save that has not ended.
+#[derive(Debug)]
+struct Save {
+    saver: Saver,
+    state: State,
+    part: Part,
+    work: Work,
+    urgency: Urgency,
+}
+
+/// What all ranks are at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Part {
+    Prepare,
+    Write,
+    Publish,
+}
+
+/// This rank's work on a part.
+#[derive(Debug)]
+enum Work {
+    Running(Background),
+    Done,
+    Failed(terrashard_checkpoint::Error),
+}
+
+impl Work {
+    fn of(result: Result<(), terrashard_checkpoint::Error>) -> Self {
+        match result {
+            Ok(()) => Self::Done,
+            Err(error) => Self::Failed(error),
+        }
+    }
+
+    fn started(started: Result<Background, terrashard_checkpoint::Error>) -> Self {
+        match started {
+            Ok(work) => Self::Running(work),
+            Err(error) => Self::Failed(error),
+        }
+    }
+
+    /// Waits for the end if the work is running; `at_once` only if that takes no time.
+    fn settle(&mut self, at_once: bool) {
+        if matches!(self, Self::Running(work) if !at_once || work.is_finished())
+            && let Self::Running(work) = std::mem::replace(self, Self::Done)
+        {
+            *self = Self::of(work.wait());
+        }
+    }
+
+    fn standing(&self) -> Standing {
+        let (done, failed) = match self {
+            Self::Running(_) => (0.0, 0.0),
+            Self::Done => (1.0, 0.0),
+            Self::Failed(_) => (0.0, 1.0),
+        };
+        Standing { done, failed }
+    }
+}
+
+impl<'a> Saves<'a> {
+    pub(super) fn new(plan: &'a Plan<'a>, run: &'a RunDirectory) -> Self {
+        Self {
+            plan,
+            run,
+            under_way: None,
+            score: Score::default(),
+            warnings: Vec::new(),
+        }
+    }
+
+    /// Saves the run after `step`. Waits for the save before it. Collective.
+    ///
+    /// # Errors
+    /// [`Error::Save`] on the rank where it failed, another on the others, unless the run goes on without that save.
+    pub(super) fn save(
+        &mut self,
+        step: u64,
+        optimizer: &ZeroOptimizer,
+        model: &S2s2Net,
+        urgency: Urgency,
+    ) -> Result<()> {
+        self.settle(optimizer)?;
+        let communicator = optimizer.communicator();
+        let (rank, ranks) = (communicator.rank(), communicator.ranks());
+        let saver =
+            Saver::create(self.run.checkpoints(), step, rank, ranks).map_err(Error::save)?;
+        let work = Work::of(saver.prepare());
+        self.under_way = Some(Save {
+            saver,
+            state: state(self.plan, step, optimizer.progress(), self.score.take()),
+            part: Part::Prepare,
+            work,
+            urgency,
+        });
+        self.agree(optimizer)?;
+        if let Some(save) = &mut self.under_way {
+            let pieces = pieces(optimizer, model)?;
+            save.work = Work::started(save.saver.write_beside(pieces));
+        }
+        match (self.plan.config.checkpoint.asynchronous, urgency) {
+            (true, Urgency::Later) => Ok(()),
+            _ => self.settle(optimizer),
+        }
+    }
+
+    /// How far this rank is, without waiting for anything.
+    pub(super) fn standing(&mut self) -> Standing {
+        match &mut self.under_way {
+            None => Standing::default(),
+            Some(save) => {
+                save.work.settle(true);
+                save.work.standing()
+            }
+        }
+    }
+
+    /// Takes in how far all ranks are together. Collective only where a save failed and the run ends by that.
+    ///
+    /// # Errors
+    /// As [`Self::save`].
+    pub(super) fn hear(&mut self, all: Standing, optimizer: &ZeroOptimizer) -> Result<()> {
+        let ranks = optimizer.communicator().ranks() as f64;
+        let Some(save) = &mut self.under_way else {
+            return Ok(());
+        };
+        if all.failed > 0.0 {
+            return self.give_up(optimizer);
+        }
+        if all.done < ranks {
+            return Ok(());
+        }
+        match save.part {
+            // What is written next has still to be fetched.
+            Part::Prepare => save.part = Part::Write,
+            Part::Write => {
+                save.part = Part::Publish;
+                let settings = &self.plan.config.checkpoint;
+                let keep = Keep {
+                    last: settings.keep_last,
+                    best: settings.keep_best,
+                };
+                save.work = match optimizer.communicator().rank() {
+                    0 => Work::started(save.saver.publish_beside(save.state.clone(), keep)),
+                    _ => Work::Done,
+                };
+            }
+            Part::Publish => self.under_way = None,
+        }
+        Ok(())
+    }
+
+    /// Ends the save that is under way, if there is one. Collective.
+    ///
+    /// # Errors
+    /// As [`Self::save`].
+    pub(super) fn settle(&mut self, optimizer: &ZeroOptimizer) -> Result<()> {
+        while self.under_way.is_some() {
+            self.agree(optimizer)?;
+        }
+        Ok(())
+    }
+
+    /// What went wrong since the last call while the run went on.
+    pub(super) fn take_warnings(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.warnings)
+    }
+
+    /// Waits until all ranks have done the part that is under way.
+    fn agree(&mut self, optimizer: &ZeroOptimizer) -> Result<()> {
+        if let Some(save) = &mut self.under_way {
+            save.work.settle(false);
+        }
+        let Standing { done, failed } = self.standing();
+        let sums = optimizer.parameters().sum_over_ranks(vec![done, failed])?;
+        let all = Standing {
+            done: sums[0],
+            failed: sums[1],
+        };
+        self.hear(all, optimizer)
+    }
+
+    /// A save failed on one rank at least: the run goes on without it, or ends.
+    fn give_up(&mut self, optimizer: &ZeroOptimizer) -> Result<()> {
+        let Some(mut save) = self.under_way.take() else {
+            return Ok(());
+        };
+        // The folder is not to be written to any more when the next save clears it away.
+        save.work.settle(false);
+        let goes_on = self.plan.config.checkpoint.on_failure == OnFailure::Continue
+            && save.urgency == Urgency::Later;
+        match (save.work, goes_on) {
+            (Work::Failed(error), true) => self.warnings.push(format!(
+                "step {} was not saved: {error}; the run goes on, as `checkpoint.on_failure` says",
+                save.state.step
+            )),
+            (Work::Failed(error), false) => return Err(Error::save(error)),
+            (_, true) => {}
+            // The rank on which it failed does not come, and tells why.
+            (_, false) => optimizer.communicator().barrier()?,
+        }
+        Ok(())
+    }
+}
+
+/// What this rank writes.
+fn pieces(optimizer: &ZeroOptimizer, model: &S2s2Net) -> Result<Vec<Piece<'static>>> {
     let mut pieces: Vec<Piece<'static>> = optimizer.own_states()?.into_iter().map(piece).collect();
-    if communicator.rank() == 0 {
+    if optimizer.communicator().rank() == 0 {
+        let aliases = aliases(optimizer.table(), &pieces);
+        pieces.extend(aliases);
         pieces.extend(model.buffers().iter().map(buffer));
     }
-    saver.write(&pieces).map_err(Error::save)?;
-    communicator.barrier()?;
-    saver
-        .publish(&state(plan, step, optimizer.progress()))
-        .map_err(Error::save)?;
-    communicator.barrier()?;
-    if communicator.rank() == 0 {
-        prune(&root, plan.config.checkpoint.keep_last).map_err(Error::save)?;
-    }
-    Ok(())
+    Ok(pieces)
+}
+
+/// The names of parameters that share another's values, with no values of their own.
+fn aliases(table: &ShardTable, pieces: &[Piece<'_>]) -> Vec<Piece<'static>> {
+    let rows = table.rows().iter();
+    rows.filter_map(|row| {
+        let owner = row.parameter.tied_to.as_ref()?;
+        let mut specs = pieces.iter().map(|piece| &piece.tensor);
+        let values = specs.find(|spec| spec.kind == Kind::Parameter && &spec.name == owner)?;
+        let spec = TensorSpec {
+            name: row.parameter.name.clone(),
+            ..values.clone()
+        };
+        Some(Piece {
+            tensor: spec.tied_to(owner),
+            start: 0,
+            bytes: Vec::new().into(),
+        })
+    })
+    .collect()
 }
 
 /// The kind under which a state is stored.
@@ -91,9 +335,11 @@ fn buffer((name, values): &(String, Vec<f64>)) -> Piece<'static> {
     }
 }
 
-fn state(plan: &Plan<'_>, step: u64, progress: Progress) -> State {
+fn state(plan: &Plan<'_>, step: u64, progress: Progress, score: Option<f64>) -> State {
     let values = [
         ("threshold", json!(THRESHOLD)),
+        ("bands", json!(plan.config.data.bands)),
+        ("scaling", json!(plan.config.data.scaling)),
         ("global_batch", json!(plan.batch.global)),
         (APPLIED_STEPS, json!(progress.steps)),
         (SKIPPED_IN_A_ROW, json!(progress.skipped)),
@@ -109,9 +355,36 @@ fn state(plan: &Plan<'_>, step: u64, progress: Progress) -> State {
         schedule: Value::Null,
         config: plan.config.to_toml(),
         tool: TOOL.into(),
+        score,
         values: values
             .map(|(name, value)| (name.to_string(), value))
             .into_iter()
             .collect::<Map<_, _>>(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use terrashard_layout::{LayoutConfig, ParameterSpec};
+
+    use super::*;
+
+    #[test]
+    fn a_tied_parameter_is_an_alias_of_its_owner() {
+        let tied = ParameterSpec {
+            tied_to: Some("a".into()),
+            ..ParameterSpec::new("b", [2], ElementType::F32)
+        };
+        let parameters = vec![ParameterSpec::new("a", [2], ElementType::F32), tied];
+        let table = ShardTable::new(parameters, &LayoutConfig::default()).unwrap();
+        let piece = |kind| Piece {
+            tensor: TensorSpec::new("a", kind, [2], ElementType::F32),
+            start: 0,
+            bytes: vec![0; 8].into(),
+        };
+        let found = aliases(&table, &[piece(Kind::M), piece(Kind::Parameter)]);
+        let expected = TensorSpec::new("b", Kind::Parameter, [2], ElementType::F32).tied_to("a");
+        assert_eq!(found.len(), 1);
+        assert_eq!((&found[0].tensor, found[0].bytes.len()), (&expected, 0));
     }
 }

@@ -3,10 +3,12 @@
 use burn::tensor::{DType, Device, Tensor};
 use terrashard_models::Losses;
 
+use super::score::LOSS;
+
 /// The terms of the loss, summed over micro-batches and then ranks: total, segmentation, affinity, L1. They stay on the device,
 /// which goes on without waiting for anyone to read them.
 #[derive(Debug, Default)]
-pub(super) struct Terms(Option<Tensor<1>>);
+pub(crate) struct Terms(Option<Tensor<1>>);
 
 impl Terms {
     /// How many there are.
@@ -35,6 +37,14 @@ impl Terms {
     pub(super) fn on(self, device: &Device) -> Tensor<1> {
         self.0
             .unwrap_or_else(|| Tensor::zeros([Self::COUNT], (device, DType::F64)))
+    }
+
+    /// What a training of this configuration can be measured by, by name.
+    pub(crate) fn metrics(config: &crate::config::Config) -> Vec<&'static str> {
+        match config.model.superres {
+            true => vec![LOSS, config.train.loss.name(), "affinity", "l1"],
+            false => vec![LOSS],
+        }
     }
 
     /// The terms that a configuration's model has beside the total, by name; none where there is but one.

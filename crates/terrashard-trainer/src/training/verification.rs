@@ -14,7 +14,7 @@ use terrashard_zero::StateKind;
 
 use super::rank::Rank;
 use super::resume::Start;
-use super::{Plan, run_ranks, samples, settings};
+use super::{Plan, StopRequest, run_ranks, samples, settings};
 use crate::config::{
     Batch, BatchNormStatistics, Config, Device, Precision, Recompute, RecomputeChoice, ZeroSection,
 };
@@ -181,6 +181,7 @@ fn train(
         device,
         gpu: None,
         display: Display::Quiet,
+        stop: StopRequest::default(),
         precision: match settings::precision(config) {
             terrashard_zero::Precision::F32 => terrashard_zero::Precision::F64,
             half => half,

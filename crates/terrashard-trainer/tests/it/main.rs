@@ -2,9 +2,12 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod ckpt;
 mod classes;
 mod commands;
+mod damage;
 mod epochs;
+mod exports;
 mod folder;
 mod highres;
 mod imports;
@@ -16,6 +19,7 @@ mod products;
 mod reports;
 mod resume;
 mod rules;
+mod saves;
 mod scenario;
 mod scenes;
 mod settings;

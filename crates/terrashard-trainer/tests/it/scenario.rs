@@ -10,7 +10,7 @@ use terrashard_raster::{
 use terrashard_trainer::config::{Config, Device};
 use terrashard_trainer::record::{Display, SessionRecord};
 use terrashard_trainer::run_directory::RunDirectory;
-use terrashard_trainer::training::{self, FitOptions, Fitted};
+use terrashard_trainer::training::{self, FitOptions, Fitted, Partial, StopRequest};
 
 pub(crate) const WIDTH: usize = 128;
 pub(crate) const HEIGHT: usize = 64;
@@ -178,6 +178,8 @@ impl Scenario {
             name: "test".into(),
             run: self.run(run),
             stop_after,
+            stop: StopRequest::default(),
+            partial: Partial::Refused,
             device: Device::Cpu,
             display: Display::Quiet,
         };
