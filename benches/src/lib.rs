@@ -3,10 +3,12 @@
 //! `cargo xtask bench` runs the binary `bench`; records of measured runs lie in `benches/runs/`, a folder each.
 
 pub mod branch;
+pub mod checkpoint;
 pub mod host_adam;
 pub mod memory;
 pub mod model;
 pub mod npy;
+pub mod numbers;
 pub mod raster;
 pub mod record;
 pub mod report;

@@ -21,6 +21,8 @@ enum Suite {
     Model(Passed),
     /// AdamW in host memory, beside the bandwidth of the memory and beside PyTorch's.
     HostAdam(Passed),
+    /// Saving and loading checkpoints beside `dd`, and the stall of an asynchronous save.
+    Checkpoint(Passed),
     /// The cloud task with and without the super-resolution branch: what it costs and what it is good for.
     Branch(Passed),
     /// Reading windows and writing a Cloud Optimized GeoTIFF, beside rasterio.
@@ -41,6 +43,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let (suite, passed) = match &args.suite {
         Suite::Model(passed) => ("model", passed),
         Suite::HostAdam(passed) => ("host-adam", passed),
+        Suite::Checkpoint(passed) => ("checkpoint", passed),
         Suite::Branch(passed) => ("branch", passed),
         Suite::Raster(passed) => ("raster", passed),
         Suite::Stages(passed) => ("stages", passed),

@@ -6,8 +6,10 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use terrashard_benches::branch::{self, BranchBench, BranchRow};
+use terrashard_benches::checkpoint;
 use terrashard_benches::host_adam::{self, HostAdamBench, HostAdamRow, Variant};
 use terrashard_benches::model::{self, Backend, ModelRow, Peer};
+use terrashard_benches::numbers::{count, size};
 use terrashard_benches::raster::{self, RasterBench};
 use terrashard_benches::report::{Output, Report};
 use terrashard_benches::stages::peer::Peers;
@@ -33,6 +35,8 @@ enum Suite {
     TrainingStep(TrainingStep),
     /// AdamW in host memory, beside the bandwidth of the memory and beside PyTorch's.
     HostAdam(HostAdam),
+    /// Saving and loading beside `dd`, and the stall of an asynchronous save beside a copy in memory.
+    Checkpoint(checkpoint::Arguments),
     /// The cloud task with and without the super-resolution branch: what it costs and what it is good for.
     Branch(Branch),
     /// One training of `branch`.
@@ -218,26 +222,14 @@ fn job(text: &str) -> Result<Job, String> {
     serde_json::from_str(text).map_err(|error| error.to_string())
 }
 
-/// A whole number of at least 1.
-fn count(text: &str) -> Result<usize, String> {
-    let number: Option<usize> = text.parse().ok();
-    let positive = number.filter(|number| *number > 0);
-    positive.ok_or_else(|| "expected a whole number of at least 1".into())
-}
-
-/// A count that may be written as `1e6`.
-fn size(text: &str) -> Result<usize, String> {
-    match text.parse::<f64>() {
-        Ok(value) if (1.0..=1e12).contains(&value) && value.fract() == 0.0 => Ok(value as usize),
-        _ => Err("expected a whole number from 1 to 1e12, such as 1e6".into()),
-    }
-}
-
 fn main() -> ExitCode {
     let result = match Arguments::parse().suite {
         Suite::Model(arguments) => run_model(&arguments),
         Suite::TrainingStep(arguments) => run_training_step(&arguments),
         Suite::HostAdam(arguments) => run_host_adam(arguments),
+        Suite::Checkpoint(arguments) => {
+            checkpoint::report(&arguments).map_err(|error| error as Failure)
+        }
         Suite::Branch(arguments) => run_branch(arguments),
         Suite::BranchRun { config, run } => run_one_branch(&config, &run),
         Suite::Raster(bench) => raster::run(&bench).map_err(Failure::from),
