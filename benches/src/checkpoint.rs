@@ -13,12 +13,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
-use burn::tensor::Device;
+use burn::tensor::{Device, TensorData};
 use clap::Args;
 use serde::{Deserialize, Serialize};
-use terrashard_checkpoint::{
-    Checkpoint, ElementType, Keep, Kind, Piece, Saver, Slot, State, TensorSpec,
-};
+use terrashard_checkpoint::{Checkpoint, ElementType, Keep, Kind, Saver, Slot, State, TensorSpec};
 use terrashard_collectives::local;
 use terrashard_models::ModelConfig;
 use terrashard_zero::{Initial, StateKind, ZeroConfig, ZeroOptimizer};
@@ -392,17 +390,19 @@ fn stalls(
         let began = Instant::now();
         saver.prepare()?;
         let states = optimizer.own_states()?.into_iter();
-        let pieces: Vec<Piece<'static>> = states
-            .map(|state| Piece {
-                tensor: TensorSpec::new(state.name, kind(state.kind), state.shape, state.dtype),
-                start: state.interval.start,
-                bytes: state.bytes.into(),
+        let slots: Vec<(Slot, Copied)> = states
+            .map(|state| {
+                let tensor =
+                    TensorSpec::new(state.name, kind(state.kind), state.shape, state.dtype);
+                let interval = state.interval;
+                (Slot { tensor, interval }, Copied(state.data))
             })
             .collect();
-        // What is copied plainly, and still there after the save.
-        let copies: Vec<Vec<u8>> = Vec::with_capacity(pieces.len());
-        let lengths: Vec<usize> = pieces.iter().map(|piece| piece.bytes.len()).collect();
-        let writing = saver.write_beside(pieces)?;
+        let lengths: Vec<usize> = slots
+            .iter()
+            .map(|(_, data)| data.0.as_bytes().len())
+            .collect();
+        let writing = saver.write_beside(slots)?;
         let stalled = began.elapsed().as_secs_f64();
         writing.wait()?;
         let state = State {
@@ -415,13 +415,21 @@ fn stalls(
         bytes = lengths.iter().map(|length| *length as u64).sum();
         let source: Vec<Vec<u8>> = lengths.iter().map(|length| vec![1; *length]).collect();
         let began = Instant::now();
-        let mut copies = copies;
-        copies.extend(source.iter().cloned());
+        let copies = source.clone();
         let copied = began.elapsed().as_secs_f64();
         drop(copies);
         turns.add(stalled, copied);
     }
     Ok((turns, parameters, bytes))
+}
+
+/// A state in host memory.
+struct Copied(TensorData);
+
+impl AsRef<[u8]> for Copied {
+    fn as_ref(&self) -> &[u8] {
+        self.0.as_bytes()
+    }
 }
 
 fn kind(kind: StateKind) -> Kind {

@@ -1,9 +1,10 @@
 //! Saving beside the work that goes on.
 
+use std::borrow::Cow;
 use std::thread::{self, JoinHandle};
 
 use crate::durable::io;
-use crate::{Keep, Piece, Result, Saver, State, prune};
+use crate::{Keep, Result, Saver, Slot, State, prune};
 
 /// A part of a save that a thread of its own is at. Where it is dropped, the thread goes on to its end.
 #[derive(Debug)]
@@ -30,12 +31,18 @@ impl Background {
 }
 
 impl Saver {
-    /// [`Saver::write`] on a thread of its own.
+    /// [`Saver::write`] on a thread of its own, of slots with their little-endian bytes, which are kept until they are written.
     ///
     /// # Errors
     /// [`crate::Error::Io`] if the system has no thread.
-    pub fn write_beside(&self, pieces: Vec<Piece<'static>>) -> Result<Background> {
-        self.start(move |saver| saver.write(&pieces))
+    pub fn write_beside<B>(&self, slots: Vec<(Slot, B)>) -> Result<Background>
+    where
+        B: AsRef<[u8]> + Send + 'static,
+    {
+        self.start(move |saver| {
+            let (slots, bytes): (Vec<Slot>, Vec<B>) = slots.into_iter().unzip();
+            saver.write_slots(&slots, |index| Ok(Cow::Borrowed(bytes[index].as_ref())))
+        })
     }
 
     /// [`Saver::publish`] on a thread of its own, and [`prune`] after it. For rank 0: on others there is nothing to do.

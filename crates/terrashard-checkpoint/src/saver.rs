@@ -119,7 +119,7 @@ impl Saver {
         })
     }
 
-    fn write_slots<'a>(
+    pub(crate) fn write_slots<'a>(
         &self,
         slots: &[Slot],
         mut fetch: impl FnMut(usize) -> Result<Cow<'a, [u8]>>,

@@ -37,7 +37,7 @@ impl StateKind {
     ];
 }
 
-/// A run of elements of one parameter's state, as bytes in native (little-endian) order.
+/// A run of elements of one parameter's state, in host memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StatePiece {
     /// Name of the parameter.
@@ -50,8 +50,15 @@ pub struct StatePiece {
     pub dtype: ElementType,
     /// Which elements of the flattened parameter.
     pub interval: Range<usize>,
-    /// Their bytes: `interval.len() * dtype.bytes()`.
-    pub bytes: Vec<u8>,
+    /// Their values.
+    pub data: TensorData,
+}
+
+impl StatePiece {
+    /// The values as bytes in native (little-endian) order: `interval.len() * dtype.bytes()`.
+    pub fn bytes(&self) -> &[u8] {
+        self.data.as_bytes()
+    }
 }
 
 /// How [`crate::ZeroOptimizer::load`] reads saved elements: name, kind and interval to bytes.
@@ -74,6 +81,20 @@ impl ZeroOptimizer {
         let (rank, ranks) = (core.groups.shards.rank(), core.table.ranks());
         for (index, bucket) in core.table.buckets().iter().enumerate() {
             for kind in StateKind::ALL {
+                // Parameters that are their own master weights are not packed to be cut apart again.
+                let is_apart = kind == StateKind::Parameter
+                    && !self.states[index].has_masters()
+                    && core.values().chunks[index].is_none();
+                if is_apart {
+                    for part in &bucket.pieces {
+                        let row = &core.table.rows()[part.row];
+                        let interval = row.interval(rank, ranks);
+                        let whole = core.values().whole(part.row);
+                        let whole = whole.expect("a bucket without a chunk is held whole");
+                        pieces.push(piece(row, kind, interval.clone(), whole.slice(interval))?);
+                    }
+                    continue;
+                }
                 let Some(state) = self.bucket_state(index, kind) else {
                     continue;
                 };
@@ -351,6 +372,6 @@ fn piece(row: &Row, kind: StateKind, interval: Range<usize>, own: Tensor<1>) -> 
         shape: row.parameter.shape.clone(),
         dtype: element(own_dtype),
         interval,
-        bytes: data.as_bytes().to_vec(),
+        data,
     })
 }

@@ -202,7 +202,7 @@ fn saved_states_load_at_another_rank_count_and_stage() {
                     piece.interval.start * 4
                 }
             );
-            bytes.extend(piece.bytes);
+            bytes.extend(piece.data.as_bytes());
         }
         whole
     };

@@ -21,7 +21,7 @@ fn collect(pieces: Vec<StatePiece>) -> Saved {
         let bytes = saved.entry((piece.name.clone(), piece.kind)).or_default();
         if !piece.interval.is_empty() {
             assert_eq!(bytes.len(), piece.interval.start * size, "{}", piece.name);
-            bytes.extend(piece.bytes);
+            bytes.extend(piece.data.as_bytes());
         }
     }
     saved

@@ -5,8 +5,9 @@
 //! the ranks learn together: from numbers that travel with those of the next step, or where a save has to end now, from a sum of
 //! their own. So every rank goes on, or gives up, at the same step.
 
+use burn::tensor::TensorData;
 use serde_json::{Map, Value, json};
-use terrashard_checkpoint::{Background, ElementType, Keep, Kind, Piece, Saver, State, TensorSpec};
+use terrashard_checkpoint::{Background, ElementType, Keep, Kind, Saver, Slot, State, TensorSpec};
 use terrashard_layout::ShardTable;
 use terrashard_models::S2s2Net;
 use terrashard_zero::{Progress, StateKind, StatePiece, ZeroOptimizer};
@@ -157,8 +158,8 @@ impl<'a> Saves<'a> {
         });
         self.agree(optimizer)?;
         if let Some(save) = &mut self.under_way {
-            let pieces = pieces(optimizer, model)?;
-            save.work = Work::started(save.saver.write_beside(pieces));
+            let slots = slots(optimizer, model)?;
+            save.work = Work::started(save.saver.write_beside(slots));
         }
         match (self.plan.config.checkpoint.asynchronous, urgency) {
             (true, Urgency::Later) => Ok(()),
@@ -265,33 +266,50 @@ impl<'a> Saves<'a> {
     }
 }
 
-/// What this rank writes.
-fn pieces(optimizer: &ZeroOptimizer, model: &S2s2Net) -> Result<Vec<Piece<'static>>> {
-    let mut pieces: Vec<Piece<'static>> = optimizer.own_states()?.into_iter().map(piece).collect();
-    if optimizer.communicator().rank() == 0 {
-        let aliases = aliases(optimizer.table(), &pieces);
-        pieces.extend(aliases);
-        pieces.extend(model.buffers().iter().map(buffer));
+/// Values in host memory that wait to be written.
+enum Values {
+    Tensor(TensorData),
+    Bytes(Vec<u8>),
+}
+
+impl AsRef<[u8]> for Values {
+    fn as_ref(&self) -> &[u8] {
+        match self {
+            Self::Tensor(data) => data.as_bytes(),
+            Self::Bytes(bytes) => bytes,
+        }
     }
-    Ok(pieces)
+}
+
+/// What this rank writes: a copy, which no step changes any more.
+fn slots(optimizer: &ZeroOptimizer, model: &S2s2Net) -> Result<Vec<(Slot, Values)>> {
+    let states = optimizer.own_states()?.into_iter();
+    let mut slots: Vec<(Slot, Values)> = states.map(slot).collect();
+    if optimizer.communicator().rank() == 0 {
+        let specs: Vec<&TensorSpec> = slots.iter().map(|(slot, _)| &slot.tensor).collect();
+        let aliases = aliases(optimizer.table(), &specs);
+        slots.extend(aliases);
+        slots.extend(model.buffers().iter().map(buffer));
+    }
+    Ok(slots)
 }
 
 /// The names of parameters that share another's values, with no values of their own.
-fn aliases(table: &ShardTable, pieces: &[Piece<'_>]) -> Vec<Piece<'static>> {
+fn aliases(table: &ShardTable, specs: &[&TensorSpec]) -> Vec<(Slot, Values)> {
     let rows = table.rows().iter();
     rows.filter_map(|row| {
         let owner = row.parameter.tied_to.as_ref()?;
-        let mut specs = pieces.iter().map(|piece| &piece.tensor);
-        let values = specs.find(|spec| spec.kind == Kind::Parameter && &spec.name == owner)?;
+        let is_owner = |spec: &&&TensorSpec| spec.kind == Kind::Parameter && &spec.name == owner;
+        let values = specs.iter().find(is_owner)?;
         let spec = TensorSpec {
             name: row.parameter.name.clone(),
-            ..values.clone()
+            ..(*values).clone()
         };
-        Some(Piece {
+        let slot = Slot {
             tensor: spec.tied_to(owner),
-            start: 0,
-            bytes: Vec::new().into(),
-        })
+            interval: 0..0,
+        };
+        Some((slot, Values::Bytes(Vec::new())))
     })
     .collect()
 }
@@ -306,33 +324,27 @@ pub(super) fn kind(kind: StateKind) -> Kind {
     }
 }
 
-fn piece(piece: StatePiece) -> Piece<'static> {
+fn slot(piece: StatePiece) -> (Slot, Values) {
     let StatePiece {
         name,
         kind: of,
         shape,
         dtype,
         interval,
-        bytes,
+        data,
     } = piece;
-    Piece {
-        tensor: TensorSpec::new(name, kind(of), shape, dtype),
-        start: interval.start,
-        bytes: bytes.into(),
-    }
+    let tensor = TensorSpec::new(name, kind(of), shape, dtype);
+    (Slot { tensor, interval }, Values::Tensor(data))
 }
 
-fn buffer((name, values): &(String, Vec<f64>)) -> Piece<'static> {
+fn buffer((name, values): &(String, Vec<f64>)) -> (Slot, Values) {
     let tensor = TensorSpec::new(name.clone(), Kind::Buffer, [values.len()], ElementType::F64);
-    let bytes: Vec<u8> = values
-        .iter()
-        .flat_map(|value| value.to_le_bytes())
-        .collect();
-    Piece {
+    let slot = Slot {
         tensor,
-        start: 0,
-        bytes: bytes.into(),
-    }
+        interval: 0..values.len(),
+    };
+    let bytes = values.iter().flat_map(|value| value.to_le_bytes());
+    (slot, Values::Bytes(bytes.collect()))
 }
 
 fn state(plan: &Plan<'_>, step: u64, progress: Progress, score: Option<f64>) -> State {
@@ -377,14 +389,11 @@ mod tests {
         };
         let parameters = vec![ParameterSpec::new("a", [2], ElementType::F32), tied];
         let table = ShardTable::new(parameters, &LayoutConfig::default()).unwrap();
-        let piece = |kind| Piece {
-            tensor: TensorSpec::new("a", kind, [2], ElementType::F32),
-            start: 0,
-            bytes: vec![0; 8].into(),
-        };
-        let found = aliases(&table, &[piece(Kind::M), piece(Kind::Parameter)]);
+        let spec = |kind| TensorSpec::new("a", kind, [2], ElementType::F32);
+        let found = aliases(&table, &[&spec(Kind::M), &spec(Kind::Parameter)]);
         let expected = TensorSpec::new("b", Kind::Parameter, [2], ElementType::F32).tied_to("a");
         assert_eq!(found.len(), 1);
-        assert_eq!((&found[0].tensor, found[0].bytes.len()), (&expected, 0));
+        let (slot, values) = &found[0];
+        assert_eq!((&slot.tensor, values.as_ref().len()), (&expected, 0));
     }
 }

@@ -373,7 +373,7 @@ fn a_loss_scale_belongs_to_f16() {
             o.load(progress, &|name, kind, interval| {
                 let mut states = states.iter();
                 let state = states.find(|s| s.name == name && s.kind == kind).unwrap();
-                Ok(state.bytes[interval.start * 4..interval.end * 4].to_vec())
+                Ok(state.bytes()[interval.start * 4..interval.end * 4].to_vec())
             })?;
             Ok(o.progress().loss_scale)
         });
