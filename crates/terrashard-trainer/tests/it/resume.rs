@@ -61,6 +61,76 @@ fn bit_by_bit_at_the_same_rank_count() {
     }
 }
 
+/// All that a checkpoint has to bring back: moving averages, the loss scale, masks of dropout, flips, what of an epoch is left, and
+/// states in host memory.
+#[test]
+fn bit_by_bit_with_all_that_there_is_to_bring_back() {
+    let cases: [(u64, &[&str]); 4] = [
+        (
+            6,
+            &[
+                "zero.ranks=2",
+                "zero.stage=3",
+                "train.ema=0.9",
+                "model.dropout=0.3",
+                "model.drop_path=0.2",
+            ],
+        ),
+        (
+            6,
+            &[
+                "zero.ranks=2",
+                "zero.stage=1",
+                "zero.offload=optimizer",
+                "train.precision=fp16",
+                "train.accumulate=3",
+            ],
+        ),
+        (
+            6,
+            &[
+                "zero.ranks=3",
+                "zero.stage=3",
+                "zero.offload=parameters",
+                "train.precision=bf16",
+                "train.batch_norm=local",
+            ],
+        ),
+        // The last step has what is left of the epochs.
+        (5, &["zero.ranks=2", "zero.stage=2", "train.optimizer=sgd"]),
+    ];
+    for (last, settings) in cases {
+        let scenario = Scenario::new();
+        let mut settings = settings.to_vec();
+        if last == 5 {
+            let text = fs::read_to_string(scenario.path("run.toml")).unwrap();
+            let text = text.replace("steps = 6", "epochs = 2");
+            fs::write(scenario.path("run.toml"), text).unwrap();
+            settings.push("data.selection.min_valid=0.1");
+        }
+        let whole = scenario.fit("whole", None, &settings);
+        assert_eq!(whole.last_step, last, "{settings:?}");
+        scenario.fit("parts", Some(3), &settings);
+        scenario.fit("parts", None, &settings);
+        assert_eq!(
+            losses(&scenario, "whole"),
+            losses(&scenario, "parts"),
+            "{settings:?}"
+        );
+        let open = |run: &str| Checkpoint::open(scenario.path(run)).unwrap();
+        let (whole, parts) = (open("whole"), open("parts"));
+        // Loss scale, applied steps and cursor among it.
+        assert_eq!(whole.state(), parts.state(), "{settings:?}");
+        let tensors: Vec<_> = whole.tensors().collect();
+        assert!(parts.tensors().eq(tensors.iter().copied()));
+        for tensor in tensors {
+            let read =
+                |checkpoint: &Checkpoint| checkpoint.read_whole(&tensor.name, tensor.kind).unwrap();
+            assert!(read(&whole) == read(&parts), "{settings:?}: {tensor:?}");
+        }
+    }
+}
+
 #[test]
 fn at_other_rank_counts_and_stages() {
     let scenario = Scenario::new();
