@@ -1,5 +1,6 @@
 //! Sentinel-2 bands in files of their own: a folder of them, matched by the bands' names in those of the files.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use crate::band_set::{BandSet, NamedBand};
@@ -25,6 +26,15 @@ pub(crate) fn band_of(path: &Path) -> Option<&'static str> {
                 || (word, *name) == ("B08A", "B8A")
         })
     })
+}
+
+/// The limits for each of the bands in a list of files, so that what they keep together is what one raster would.
+pub(crate) fn share(limits: ReadLimits, files: &[PathBuf]) -> ReadLimits {
+    let names: BTreeSet<&str> = files.iter().filter_map(|path| band_of(path)).collect();
+    ReadLimits {
+        cache_bytes: limits.cache_bytes / names.len().max(1),
+        ..limits
+    }
 }
 
 /// The bands of a list of files, each on the finest grid that there is of it, in the order of [`NAMES`]. Files of no band
@@ -99,6 +109,7 @@ pub(crate) fn rasters_in(folder: &Path) -> Result<Vec<PathBuf>> {
 /// Opens a folder of single-band files as one raster.
 pub(crate) fn open(folder: &Path, limits: ReadLimits) -> Result<Box<dyn RasterSource>> {
     let files = rasters_in(folder)?;
+    let limits = share(limits, &files);
     let bands = finest(folder, files, |path| open_file(path, limits))?;
     if bands.is_empty() {
         return Err(Error::Ambiguous {
@@ -134,5 +145,22 @@ mod tests {
         check("B13.tif", None);
         check("AB02.tif", None);
         check("B002.tif", None);
+    }
+
+    #[test]
+    fn what_is_kept_is_shared_by_the_bands() {
+        let limits = ReadLimits {
+            window_bytes: 7,
+            cache_bytes: 100,
+        };
+        let files = [
+            "R10m/a_B02_10m.jp2",
+            "R20m/a_B02_20m.jp2",
+            "a_B11_20m.jp2",
+            "a_TCI.jp2",
+        ];
+        let shared = share(limits, &files.map(PathBuf::from));
+        assert_eq!((shared.cache_bytes, shared.window_bytes), (50, 7));
+        assert_eq!(share(limits, &[]).cache_bytes, 100);
     }
 }

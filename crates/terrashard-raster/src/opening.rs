@@ -18,7 +18,7 @@ pub struct ReadLimits {
     /// Bytes of one decoded window, tile or strip. Default: 1 GiB.
     pub window_bytes: usize,
     /// Bytes of decoded tiles and strips kept for the next window of the same file. Default: 160 MiB, which two rows of tiles
-    /// of 512 pixels of a whole Sentinel-2 scene of six bands take.
+    /// of 512 pixels of a whole Sentinel-2 scene of six bands take. Bands in files of their own share it.
     pub cache_bytes: usize,
 }
 

@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::band_files::{finest, rasters_in};
+use crate::band_files::{finest, rasters_in, share};
 use crate::band_set::BandSet;
 use crate::jp2_source::Jp2Source;
 use crate::opening::{ReadLimits, file_bytes, open_file};
@@ -70,6 +70,7 @@ pub(crate) fn open(folder: &Path, limits: ReadLimits) -> Result<Box<dyn RasterSo
             files.extend(rasters_in(&folder)?);
         }
     }
+    let limits = share(limits, &files);
     let bands = finest(folder, files, |path| {
         if path
             .extension()
