@@ -139,6 +139,15 @@ fn a_value_off_by_more_than_its_bound_is_seen() {
         off.iter().all(|verdict| !verdict.ok),
         "NaN is never within bounds: {off:?}"
     );
+    // Not even where gradients are zero, whatever comes after it.
+    let zero = "grad/stages.0.blocks.0.attn.kv.bias".to_string();
+    observed.get_mut(&zero).expect("in the set").values[0] = f64::NAN;
+    let keys = std::slice::from_ref(&zero);
+    let off = judge(&fixture, &observed, keys, Bounds::OfTheSet).expect("known");
+    let zeros = off
+        .iter()
+        .find(|verdict| verdict.tensor.contains("zero gradient"));
+    assert!(!zeros.expect("it has some").ok, "{off:?}");
     observed.remove(&key);
     let missing = judge(&fixture, &observed, &[key], Bounds::OfTheSet);
     assert!(matches!(missing, Err(Error::Unknown { .. })));

@@ -343,10 +343,10 @@ mod tests {
             Some("error: unexpected argument '--rnaks' found; see `terrashard help fit`"),
         );
         check(
-            "terrashard predict a.tif --checkpoint run",
+            "terrashard export run",
             Some(
                 "error: the following required arguments were not provided: --output <OUT>; \
-                 see `terrashard help predict`",
+                 see `terrashard help export`",
             ),
         );
         check(

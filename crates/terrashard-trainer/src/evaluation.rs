@@ -51,7 +51,16 @@ pub fn test(config: &Config, checkpoint: &Path, options: &TestOptions) -> Result
     let began = Instant::now();
     let trained = TrainedModel::open(checkpoint)?;
     let data = &config.data;
-    if trained.bands != data.bands || trained.model.scale != config.model.scale {
+    let was_trained = |what: String| format!("{what}, as {} was trained", checkpoint.display());
+    for (key, got, expected) in [
+        ("model.scale", config.model.scale, trained.model.scale),
+        ("model.classes", config.model.classes, trained.model.classes),
+    ] {
+        if got != expected {
+            return Err(Error::invalid(key, got, was_trained(expected.to_string())));
+        }
+    }
+    if trained.bands != data.bands {
         let names = |bands: &[crate::config::Band]| {
             bands
                 .iter()
@@ -59,12 +68,7 @@ pub fn test(config: &Config, checkpoint: &Path, options: &TestOptions) -> Result
                 .collect::<Vec<_>>()
                 .join(", ")
         };
-        let expected = format!(
-            "what {} was trained on: {} at {} pixels per pixel",
-            checkpoint.display(),
-            names(&trained.bands),
-            trained.model.scale
-        );
+        let expected = was_trained(names(&trained.bands));
         return Err(Error::invalid("data.bands", names(&data.bands), expected));
     }
     if trained.scaling != data.scaling {

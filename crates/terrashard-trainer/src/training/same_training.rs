@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use terrashard_models::L1_WEIGHT;
 use toml::{Table, Value};
 
 use crate::config::{Config, SceneEntry};
@@ -68,6 +69,10 @@ fn defining(config: &Config) -> Table {
     }
     if let Some(Value::Table(train)) = whole.get_mut("train") {
         train.retain(|key, _| ["seed", "loss", "optimizer"].contains(&key));
+        if config.model.superres {
+            let weight = config.train.l1_weight.unwrap_or(L1_WEIGHT);
+            train.insert("l1_weight".into(), weight.into());
+        }
     }
     whole.retain(|section, _| ["model", "data", "train"].contains(&section));
     whole
@@ -138,6 +143,13 @@ mod tests {
             "\"focal\"",
         );
         check("train.seed=3", "train.seed", "3", "0");
+        let branch = |weight: &str| config(&["model.superres=true", weight]);
+        let other = branch("train.l1_weight=1.0");
+        let found = difference(&other, &config(&["model.superres=true"])).unwrap();
+        assert_eq!(
+            (&*found.key, &*found.ours, &*found.theirs),
+            ("train.l1_weight", "1.0", "0.001")
+        );
         check("model.scale=4", "model.scale", "4", "5");
         let scenes = "data.scenes=[{ image = \"c.tif\", mask = \"b.tif\" }]";
         let found = difference(&config(&[scenes]), &config(&[])).unwrap();
@@ -167,6 +179,8 @@ mod tests {
             "data.baseline_note=x",
             "data.highres.baseline=[3, 2, 1, 4]",
             "log.seconds=1.0",
+            // Nothing reads it without the branch.
+            "train.l1_weight=1.0",
             "checkpoint.every=3",
             // The old file is gone, the name is the same.
             "data.scenes=[{ image = \"elsewhere/a.tif\", mask = \"b.tif\" }]",

@@ -117,3 +117,29 @@ fn the_most_probable_class_is_mapped() {
     };
     assert!(classes.iter().all(|class| *class < 4));
 }
+
+#[test]
+fn a_model_of_other_classes_or_another_scale_is_not_tested() {
+    let scenario = scenario();
+    scenario.fit("run", Some(1), &SEVERAL);
+    for (settings, key) in [
+        // The configuration as it is has one class.
+        (&[][..], "model.classes"),
+        (
+            &[SEVERAL[0], SEVERAL[1], SEVERAL[2], "model.classes=8"][..],
+            "model.classes",
+        ),
+        (
+            &[SEVERAL[0], SEVERAL[1], SEVERAL[2], "model.scale=3"][..],
+            "model.scale",
+        ),
+    ] {
+        let sets = settings.iter().flat_map(|setting| ["--set", setting]);
+        let line = ["test", "run.toml", "--checkpoint", "run", "--quiet"];
+        let output = scenario.terrashard(&line.into_iter().chain(sets).collect::<Vec<_>>());
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{told}");
+        assert!(told.contains(key) && told.contains("was trained"), "{told}");
+        assert_eq!(told.trim().lines().count(), 1, "{told}");
+    }
+}
