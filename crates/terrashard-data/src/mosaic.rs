@@ -321,8 +321,9 @@ impl Mosaic {
         let cell = &mut self.cells[column];
         let mut values = Vec::with_capacity(self.channels * taken);
         for sums in &mut cell.sums {
-            values.extend(sums.drain(..taken));
-            sums.shrink_to_fit();
+            values.extend_from_slice(&sums[..taken]);
+            // A copy, so that the next cell has the memory of this one; a list that shrinks would keep a hole behind it.
+            *sums = sums[taken..].to_vec();
         }
         let valid = cell.valid.drain(..image.pixels()).collect();
         cell.valid.shrink_to_fit();

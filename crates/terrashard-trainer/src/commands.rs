@@ -231,6 +231,7 @@ fn predict(arguments: PredictArguments) -> Result<()> {
         tile,
         overlap,
         nodata,
+        offset,
         bands,
         ranks,
         stage,
@@ -268,6 +269,7 @@ fn predict(arguments: PredictArguments) -> Result<()> {
         overlap,
         tile,
         nodata,
+        offset,
         device,
         ranks: threads(ranks.map_or(Ranks::Auto, Ranks::Count), device),
         placement: Placement {

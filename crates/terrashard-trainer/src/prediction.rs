@@ -14,7 +14,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use terrashard_data::{BandSelection, Overlay, Scene, SceneOptions};
+use terrashard_data::{
+    BandSelection, Offset, Overlay, ProductOffset, Scaling, Scene, SceneOptions,
+};
 use terrashard_layout::Stage;
 use terrashard_raster::{Metadata, RasterSource, RasterSpec, ReadLimits};
 
@@ -69,6 +71,8 @@ pub struct PredictOptions {
     pub tile: Option<usize>,
     /// Digital number that means "no data", in place of what the images declare and the checkpoint says.
     pub nodata: Option<f64>,
+    /// What is added to digital numbers, in place of what the checkpoint says.
+    pub offset: Option<Offset>,
     /// Where tensors are.
     pub device: Device,
     /// Ranks, each a thread.
@@ -335,6 +339,14 @@ impl SceneWork<'_> {
                 100.0 * share
             ));
         }
+        let used = scene.scaling().offset;
+        match ProductOffset::find(scene.image())? {
+            Some(product) if product.offset != used => done.warnings.push(format!(
+                "{name}: {used} is added to digital numbers, but the product has an offset of {} ({}); give `--offset auto`",
+                product.offset, product.told_by
+            )),
+            _ => {}
+        }
         if let Some(warning) = histogram.warning() {
             done.warnings.push(format!("{name}: {warning}"));
         }
@@ -380,14 +392,22 @@ impl SceneWork<'_> {
             ..ReadLimits::default()
         };
         let trained = self.trained;
+        let source = self.source(limits)?;
+        let scaling = match self.options.offset {
+            Some(offset) => Scaling {
+                offset: offset.resolve(&*source)?,
+                ..trained.scaling.clone()
+            },
+            None => trained.scaling.clone(),
+        };
         let selection = BandSelection::Pick(trained.bands.clone());
         let nodata = self.options.nodata.or(trained.nodata);
         let options = SceneOptions {
             // Windows are read once; decoded tiles are kept by the reader.
             cache_bytes: 0,
-            ..scene_options(&trained.model, selection, &trained.scaling, nodata)
+            ..scene_options(&trained.model, selection, &scaling, nodata)
         };
-        Ok(Scene::new(self.source(limits)?, None, options)?)
+        Ok(Scene::new(source, None, options)?)
     }
 
     fn spec(&self, product: Product, image: &Metadata) -> RasterSpec {
@@ -428,7 +448,7 @@ impl SceneWork<'_> {
             }
         }
         identity.add("bands", &trained.bands);
-        identity.add("scaling", &trained.scaling);
+        identity.add("scaling", scene.scaling());
         identity.add("metadata", scene.metadata());
         identity.add("threshold", &trained.threshold);
         identity.add("windows", &(fit.tile, self.request.overlap));

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use terrashard_data::Offset;
 
 use super::{DeviceFlags, bytes};
 use crate::prediction::ProbabilityType;
@@ -49,6 +50,10 @@ pub struct PredictArguments {
     /// Digital number that means "no data" [default: the checkpoint's `data.nodata`, else what a scene declares]
     #[arg(long, value_name = "DN", allow_negative_numbers = true)]
     pub nodata: Option<f64>,
+    /// Added to digital numbers: a number, or `auto` for what the product's name or metadata says of its processing baseline
+    /// [default: the checkpoint's `data.scaling.offset`]
+    #[arg(long, value_name = "auto|DN", allow_negative_numbers = true)]
+    pub offset: Option<Offset>,
     /// One scene from files of single bands: `B02=a.tif,B03=b.tif:1`
     #[arg(long, value_name = "NAME=FILE[:BAND]", value_delimiter = ',')]
     pub bands: Vec<String>,

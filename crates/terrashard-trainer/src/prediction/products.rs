@@ -27,7 +27,8 @@ const COLOURS: [[u8; 3]; 10] = [
     [166, 206, 227],
 ];
 
-/// Side of the tiles of rasters with several samples a pixel: rows of tiles are kept in memory.
+/// Sides of the tiles of rasters with one byte a pixel, and of others: rows of tiles are kept in memory.
+const TILE: usize = 256;
 const NARROW_TILE: usize = 128;
 
 /// How probabilities are stored.
@@ -98,7 +99,7 @@ impl Product {
                     ProbabilityType::F32 => spec,
                 };
                 match classes * data_type.bytes() {
-                    1 => spec,
+                    1 => spec.tile(TILE),
                     _ => spec.tile(NARROW_TILE),
                 }
             }
@@ -140,7 +141,7 @@ impl Product {
 /// The raster of classes with its name and colours.
 pub(crate) fn coloured(spec: RasterSpec, trained: &TrainedModel) -> RasterSpec {
     let colours = &COLOURS[..trained.model.classes.clamp(2, COLOURS.len())];
-    spec.descriptions(["class"]).colours(colours)
+    spec.tile(TILE).descriptions(["class"]).colours(colours)
 }
 
 /// A product on its way into a file.

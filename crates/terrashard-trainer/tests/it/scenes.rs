@@ -351,3 +351,34 @@ fn geo_09_less_overlap_than_the_model_is_tested_with_warns() {
     assert!(seconds("reading_seconds") > 0.0 && seconds("writing_seconds") > 0.0);
     assert!(seconds("writing_seconds") < seconds("seconds"));
 }
+
+#[test]
+fn geo_36_the_offset_of_newer_products_is_taken_from_their_name() {
+    let folder = Folder::new();
+    folder.model(&small(2), (32, 8), |_, _| {});
+    let newer = "S2B_MSIL2A_20220616T104619_N0400_R051.tif";
+    folder.image(newer, (50, 40), 2, None, |b, x, y| pattern(b, x, y) + 1000);
+    folder.image("older.tif", (50, 40), 2, None, pattern);
+    let p = |name: &str| folder.whole(name).into_samples();
+    let line = ["--probability", "p.tif", "--probability-type", "f32"];
+    let predict = |more: &[&str]| folder.predict(&[&line[..], more].concat());
+    let (_, warned) = predict(&[newer]);
+    assert!(
+        warned.contains("an offset of -1000") && warned.contains("give `--offset auto`"),
+        "{warned}"
+    );
+    let wrong = p("p.tif");
+    let (_, warned) = predict(&[newer, "--offset", "auto"]);
+    assert!(!warned.contains("offset"), "{warned}");
+    let automatic = p("p.tif");
+    let (_, warned) = predict(&["older.tif"]);
+    assert!(!warned.contains("offset"), "{warned}");
+    assert_eq!(automatic, p("p.tif"));
+    assert_ne!(wrong, automatic);
+    // What no name tells is asked for.
+    let line = ["older.tif", "-o", "map.tif", "--offset", "auto"];
+    let output = folder.command(&line).output().unwrap();
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{told}");
+    assert!(told.contains("older.tif"), "{told}");
+}
