@@ -7,6 +7,7 @@
 mod device;
 pub mod foretold;
 pub mod job;
+pub mod largest;
 pub mod peer;
 pub mod processes;
 pub mod rank;
@@ -137,6 +138,67 @@ pub struct Measured {
 }
 
 impl StagesRow {
+    /// The columns of [`cells`](Self::cells).
+    pub const HEAD: [&'static str; 17] = [
+        "who",
+        "model",
+        "px",
+        "batch",
+        "precision",
+        "ranks",
+        "stage",
+        "ms",
+        "images/s",
+        "alloc GiB",
+        "foretold GiB",
+        "reserved GiB",
+        "exposed",
+        "host ms",
+        "loss 1",
+        "loss 5",
+        "last loss",
+    ];
+
+    /// The row for a table.
+    pub fn cells(&self) -> Vec<String> {
+        let sharding = Sharding {
+            stage: self.stage,
+            offload: self.offload,
+            recompute: self.recompute,
+        };
+        let what = [
+            self.who.clone(),
+            self.model.clone(),
+            self.px.to_string(),
+            self.batch_per_rank.to_string(),
+            self.precision.to_string(),
+            self.ranks.to_string(),
+            sharding.to_string(),
+        ];
+        let optional = |value: Option<f64>, digits: usize| {
+            value.map_or("-".into(), |value| format!("{value:.digits$}"))
+        };
+        let rest = match (&self.measured, &self.error) {
+            (Some(measured), _) => {
+                let loss = |step: usize| optional(measured.loss.get(&step).copied(), 5);
+                vec![
+                    format!("{:.2}", measured.step_ms),
+                    format!("{:.1}", measured.images_s),
+                    optional(measured.alloc_gib, 2),
+                    optional(self.foretold_gib, 2),
+                    optional(measured.reserved_gib, 2),
+                    optional(measured.exposed_comm, 3),
+                    optional(measured.host_ms, 1),
+                    loss(1),
+                    loss(5),
+                    optional(measured.loss.values().next_back().copied(), 5),
+                ]
+            }
+            (None, error) => vec![format!("failed: {}", error.as_deref().unwrap_or("unknown"))],
+        };
+        what.into_iter().chain(rest).collect()
+    }
+
     fn new(who: &str, job: &Job, commit: &str, outcome: Result<Measured, String>) -> Self {
         let (measured, error) = match outcome {
             Ok(measured) => (Some(measured), None),
@@ -219,6 +281,7 @@ fn jobs(bench: &StagesBench) -> Result<Vec<Job>, job::Error> {
                                 warm_up: bench.warm_up,
                                 overlap: bench.overlap,
                                 persist_bytes: bench.persist_bytes,
+                                memory: None,
                             });
                         }
                     }

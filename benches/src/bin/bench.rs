@@ -12,11 +12,13 @@ use terrashard_benches::model::{self, Backend, ModelRow, Peer};
 use terrashard_benches::numbers::{count, size};
 use terrashard_benches::raster::{self, RasterBench};
 use terrashard_benches::report::{Output, Report};
+use terrashard_benches::stages::largest::{self, Sought, Trial};
 use terrashard_benches::stages::peer::Peers;
 use terrashard_benches::stages::{
     self, Device, Job, Precision, Scripts, Sharding, StagesBench, StagesRow,
 };
 use terrashard_benches::{torch, training_step};
+use terrashard_trainer::config::bytes;
 
 /// Benchmarks. Rows are printed as they are measured.
 #[derive(Parser)]
@@ -163,9 +165,15 @@ struct Stages {
     /// Numbers of ranks: one for each GPU, threads on the CPU.
     #[arg(long, value_delimiter = ',', default_value = "1", value_parser = count)]
     ranks: Vec<usize>,
-    /// Stages, with `+recompute` or `+offload` behind them.
-    #[arg(long, value_delimiter = ',', default_value = "0")]
+    /// Stages, with `+recompute` or `+offload` behind them [default: 0; with `--largest` all].
+    #[arg(long, value_delimiter = ',')]
     stages: Vec<Sharding>,
+    /// Search the largest micro-batch, or the largest model with one sample, that a GPU of `--memory` has room for.
+    #[arg(long, value_enum, requires = "memory")]
+    largest: Option<Sought>,
+    /// What a rank may take of its GPU with `--largest`, such as 16GiB.
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    memory: Option<u64>,
     /// Element types of the computation.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "bf16")]
     precision: Vec<Precision>,
@@ -337,27 +345,8 @@ fn run_host_adam(arguments: HostAdam) -> Result<(), Failure> {
 }
 
 fn run_stages(arguments: Stages) -> Result<(), Failure> {
-    let head = [
-        "who",
-        "model",
-        "px",
-        "batch",
-        "precision",
-        "ranks",
-        "stage",
-        "ms",
-        "images/s",
-        "alloc GiB",
-        "foretold GiB",
-        "reserved GiB",
-        "exposed",
-        "host ms",
-        "loss 1",
-        "loss 5",
-        "last loss",
-    ];
     let title = "Training steps at each ZeRO stage";
-    let mut report = Report::new(&arguments.output, &head);
+    let mut report = Report::new(&arguments.output, &StagesRow::HEAD);
     if let Some(commit) = arguments.commit.clone() {
         report.circumstances.commit = commit;
     }
@@ -367,7 +356,11 @@ fn run_stages(arguments: Stages) -> Result<(), Failure> {
         px: arguments.px,
         batches: arguments.batch,
         precisions: arguments.precision,
-        shardings: arguments.stages,
+        shardings: match (arguments.stages, arguments.largest) {
+            (given, _) if !given.is_empty() => given,
+            (_, None) => vec![Sharding::default()],
+            (_, Some(_)) => Sharding::all(),
+        },
         ranks: arguments.ranks,
         device: match (arguments.device, arguments.backend.as_str()) {
             (DeviceFlag::Cuda, _) => Device::Cuda,
@@ -386,9 +379,12 @@ fn run_stages(arguments: Stages) -> Result<(), Failure> {
         total: Duration::from_secs(arguments.seconds as u64),
         commit: report.circumstances.commit.clone(),
     };
+    if let (Some(sought), Some(memory)) = (arguments.largest, arguments.memory) {
+        return run_largest(&bench, sought, memory, &arguments.output);
+    }
     let mut failed = None;
     stages::run(&bench, |row| {
-        report.add(row, stages_cells);
+        report.add(row, StagesRow::cells);
         // What is measured is kept, whatever becomes of the rest.
         if let Err(error) = report.write(title) {
             failed.get_or_insert(error);
@@ -397,43 +393,23 @@ fn run_stages(arguments: Stages) -> Result<(), Failure> {
     Ok(failed.map_or(Ok(()), Err)?)
 }
 
-fn stages_cells(row: &StagesRow) -> Vec<String> {
-    let sharding = Sharding {
-        stage: row.stage,
-        offload: row.offload,
-        recompute: row.recompute,
-    };
-    let what = [
-        row.who.clone(),
-        row.model.clone(),
-        row.px.to_string(),
-        row.batch_per_rank.to_string(),
-        row.precision.to_string(),
-        row.ranks.to_string(),
-        sharding.to_string(),
-    ];
-    let optional = |value: Option<f64>, digits: usize| {
-        value.map_or("-".into(), |value| format!("{value:.digits$}"))
-    };
-    let rest = match (&row.measured, &row.error) {
-        (Some(measured), _) => {
-            let loss = |step: usize| optional(measured.loss.get(&step).copied(), 5);
-            vec![
-                format!("{:.2}", measured.step_ms),
-                format!("{:.1}", measured.images_s),
-                optional(measured.alloc_gib, 2),
-                optional(row.foretold_gib, 2),
-                optional(measured.reserved_gib, 2),
-                optional(measured.exposed_comm, 3),
-                optional(measured.host_ms, 1),
-                loss(1),
-                loss(5),
-                optional(measured.loss.values().next_back().copied(), 5),
-            ]
+fn run_largest(
+    bench: &StagesBench,
+    sought: Sought,
+    memory: u64,
+    output: &Output,
+) -> Result<(), Failure> {
+    let mut report = Report::new(output, &Trial::HEAD);
+    report.circumstances.commit.clone_from(&bench.commit);
+    let mut failed = None;
+    largest::run(bench, sought, memory, |trial| {
+        report.add(trial, Trial::cells);
+        if let Err(error) = report.write("The largest that a GPU with limited memory has room for")
+        {
+            failed.get_or_insert(error);
         }
-        (None, error) => vec![format!("failed: {}", error.as_deref().unwrap_or("unknown"))],
-    };
-    what.into_iter().chain(rest).collect()
+    })?;
+    Ok(failed.map_or(Ok(()), Err)?)
 }
 
 fn run_branch(arguments: Branch) -> Result<(), Failure> {

@@ -78,12 +78,23 @@ mod libtorch {
         if job.ranks > 1 {
             return several(job, began);
         }
+        limit(job, 0)?;
         let measured = local::run(1, |communicator| {
             let device = terrashard_torch::gpu(0);
             measure(job, began, Arc::new(communicator), device, Some(0))
         });
         let mut measured = measured.map_err(|error| error.to_string())?;
         Ok(measured.pop())
+    }
+
+    /// What the job may take of this process's GPU.
+    fn limit(job: &Job, gpu: usize) -> Result<(), String> {
+        match job.memory {
+            Some(bytes) => {
+                terrashard_torch::limit_memory(gpu, bytes).map_err(|error| error.to_string())
+            }
+            None => Ok(()),
+        }
     }
 
     #[cfg(not(feature = "nccl"))]
@@ -98,7 +109,7 @@ mod libtorch {
 
         use terrashard_collectives::Communicator;
         use terrashard_collectives::bootstrap::Launched;
-        use terrashard_collectives::nccl::{NcclWorld, Options};
+        use terrashard_collectives::nccl::{self, NcclWorld, Options};
 
         use super::super::processes::RESULT;
 
@@ -106,6 +117,8 @@ mod libtorch {
         let launched = Launched::from_environment().map_err(failed)?;
         let launched = launched.unwrap_or_else(Launched::alone);
         let options = Options::from_environment().map_err(failed)?;
+        let visible = usize::try_from(tch::Cuda::device_count()).unwrap_or(0);
+        limit(job, nccl::gpu_of(&launched, visible).map_err(failed)?)?;
         let world = NcclWorld::join(&launched, options).map_err(failed)?;
         let own = || {
             let communicator = Arc::new(world.communicator());

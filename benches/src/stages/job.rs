@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 #[non_exhaustive]
 pub enum Error {
     /// A model that there is not.
-    #[error("unknown model `{name}`: use tiny, b0 to b5, or xl")]
+    #[error("unknown model `{name}`: use tiny, b0 to b5, xl, or xl-N with N from 1 to 1000")]
     Model {
         /// What was given.
         name: String,
@@ -89,7 +89,7 @@ impl fmt::Display for Precision {
 }
 
 /// What is sharded, offloaded and recomputed: `2`, `3+recompute`, `2+offload`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sharding {
     /// ZeRO stage.
     pub stage: u8,
@@ -158,6 +158,9 @@ pub struct Job {
     pub overlap: bool,
     /// At stage 3 a parameter of fewer bytes stays whole.
     pub persist_bytes: usize,
+    /// What a rank may take of its GPU in bytes, where it is to be seen whether that is enough: nothing but the steps is measured then.
+    #[serde(default)]
+    pub memory: Option<u64>,
 }
 
 impl Job {

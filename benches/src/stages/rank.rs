@@ -134,10 +134,13 @@ pub(super) fn measure(
         rank: &mut rank,
         switch: &switch,
     };
-    let exposed_comm = beside.silent_step(&data)?.map(|ms| 1.0 - ms / middle);
-    let host_ms = match gpu {
-        Some(_) => Some(beside.issue()?),
-        None => None,
+    let exposed_comm = match job.memory {
+        None => beside.silent_step(&data)?.map(|ms| 1.0 - ms / middle),
+        Some(_) => None,
+    };
+    let host_ms = match (gpu, job.memory) {
+        (Some(_), None) => Some(beside.issue()?),
+        _ => None,
     };
     Ok(Measured {
         step_ms: middle,

@@ -18,7 +18,8 @@ pub struct Workload {
     pub batch: usize,
 }
 
-/// The model with this name: `tiny`, `b0` to `b5`, `xl` of a billion parameters.
+/// The model with this name: `tiny`, `b0` to `b5`, `xl` of a billion parameters, `xl-N` with N blocks in its third
+/// stage in place of 48.
 ///
 /// # Errors
 /// [`Error::Model`].
@@ -36,20 +37,27 @@ pub fn model(name: &str) -> Result<Workload, Error> {
             };
             workload(config, 64, 2)
         }
-        "xl" => {
-            let config = ModelConfig {
-                dims: [128, 256, 1024, 1536],
-                depths: [3, 6, 48, 6],
-                heads: [2, 4, 16, 24],
-                ..ModelConfig::b0()
-            };
-            workload(config, 256, 48)
+        "xl" => workload(xl(48), 256, 48),
+        name if name.starts_with("xl-") => {
+            let blocks = name["xl-".len()..].parse().ok();
+            let blocks = blocks.filter(|blocks| (1..=1000).contains(blocks));
+            workload(xl(blocks.ok_or_else(unknown)?), 256, 1)
         }
         name => {
             let config = ModelConfig::preset(name).map_err(|_| unknown())?;
             workload(config, 512, if name == "b5" { 24 } else { 8 })
         }
     })
+}
+
+/// `xl` with so many blocks in its third stage, 48 in that of a billion parameters.
+fn xl(blocks: usize) -> ModelConfig {
+    ModelConfig {
+        dims: [128, 256, 1024, 1536],
+        depths: [3, 6, blocks, 6],
+        heads: [2, 4, 16, 24],
+        ..ModelConfig::b0()
+    }
 }
 
 /// The initial value of a parameter, by its name.

@@ -18,6 +18,7 @@ use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
 use crate::config::{Device, bytes};
+use crate::doctor::DoctorArguments;
 use crate::error::Result;
 
 /// Trains, tests and runs Sentinel-2 super-resolution segmentation models on sharded model states.
@@ -48,6 +49,8 @@ pub enum Command {
     Predict(PredictArguments),
     /// Tell what each ZeRO stage takes and sends on a rank and which to take; nothing is allocated and no scene is read.
     Plan(PlanArguments),
+    /// Tell what this machine has for training and what is wrong with it, each problem with its remedy.
+    Doctor(DoctorArguments),
     /// Compare the configuration's training with one rank at stage 0, step by step.
     Verify(VerifyArguments),
     /// Write a checkpoint's parameters as one safetensors file that describes itself.
@@ -137,7 +140,7 @@ impl DeviceFlags {
     }
 
     /// The device, whether or not it is there.
-    fn named(self) -> Device {
+    pub(crate) fn named(self) -> Device {
         match (self.device, self.backend) {
             (DeviceFlag::Cuda, _) => Device::Cuda,
             (DeviceFlag::Cpu, BackendFlag::Flex) => Device::Cpu,

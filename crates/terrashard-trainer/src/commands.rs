@@ -25,7 +25,7 @@ use crate::record::{Display, Scores, TestRecord, counted};
 use crate::run_directory::{RunDirectory, replace};
 use crate::sharding::Placement;
 use crate::training::{FitOptions, Fitted, Partial, StopRequest, verification};
-use crate::{evaluation, info, planning, prediction, report, training};
+use crate::{doctor, evaluation, info, planning, prediction, report, training};
 
 /// Runs a command.
 ///
@@ -38,6 +38,7 @@ pub fn run(arguments: Arguments) -> Result<()> {
         Command::Test(arguments) => test(arguments),
         Command::Predict(arguments) => predict(arguments),
         Command::Plan(arguments) => plan(&arguments),
+        Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Verify(arguments) => verify(&arguments),
         Command::Export(arguments) => exchange::export(&arguments),
         Command::Ckpt(arguments) => ckpt::run(arguments.command),
@@ -315,6 +316,7 @@ fn plan(arguments: &PlanArguments) -> Result<()> {
         memory: arguments.memory,
         device: arguments.device(),
         breadth: Breadth::Choices,
+        ahead: planning::batches_ahead(arguments.device()),
         ..PlanOptions::default()
     };
     let record = planning::plan(&config, options)?;

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use crate::device_memory;
 use crate::record::counted;
 
 /// The result of the trainer's functions.
@@ -261,6 +262,31 @@ pub enum Error {
         #[source]
         source: Box<Error>,
     },
+    /// The memory of a GPU is used up.
+    #[error(
+        "{who} ran out of gpu memory: {told}; `terrashard plan --memory` tells what fits: a smaller `train.micro_batch`, \
+         `zero.recompute = \"recompute\"`, a higher `zero.stage`, or smaller tiles"
+    )]
+    DeviceMemory {
+        /// The rank.
+        who: String,
+        /// The sizes.
+        told: String,
+    },
+    /// The memory of a GPU cannot be limited.
+    #[error("failed to limit a gpu's memory to {bytes} bytes by `zero.device_memory`: {reason}")]
+    DeviceLimit {
+        /// The limit.
+        bytes: u64,
+        /// What LibTorch said.
+        reason: String,
+    },
+    /// `doctor` has found what will not work.
+    #[error("{} found; the remedies stand beside them", counted(*count, "problem"))]
+    Problems {
+        /// How many.
+        count: usize,
+    },
     /// A thread panicked.
     #[error("{who} panicked: {message}")]
     Panicked {
@@ -313,6 +339,9 @@ impl Error {
             | Error::Signals { .. }
             | Error::CheckpointsDiffer { .. }
             | Error::Panicked { .. }
+            | Error::DeviceMemory { .. }
+            | Error::DeviceLimit { .. }
+            | Error::Problems { .. }
             | Error::Spawn { .. } => 1,
             Error::Zero(source) => match source {
                 terrashard_zero::Error::Setting { .. }
@@ -350,6 +379,14 @@ impl Error {
     pub(crate) fn save(source: terrashard_checkpoint::Error) -> Error {
         Error::Save {
             source: Box::new(source),
+        }
+    }
+
+    /// A panic, or memory of a GPU that is used up, which LibTorch tells by one.
+    pub(crate) fn panicked(who: String, message: String) -> Error {
+        match device_memory::used_up(&message) {
+            Some(told) => Error::DeviceMemory { who, told },
+            None => Error::Panicked { who, message },
         }
     }
 

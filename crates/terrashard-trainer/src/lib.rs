@@ -2,7 +2,7 @@
 //!
 //! A [`config::Config`] becomes a run ([`training::fit`]), a run leaves a [`run_directory`] behind, and what stands there is
 //! measured ([`evaluation`]), laid over scenes ([`prediction`]), exported ([`export`]; checkpoints of others are read by [`import`]) and shown ([`report`]); [`planning`] says
-//! beforehand what each stage would take, [`inspection`] what is wrong with the files, [`chipping`] cuts them and [`statistics`] what is in them, and [`launching`] makes processes of the ranks. [`commands`] is
+//! beforehand what each stage would take, [`doctor`] what the machine lacks, [`inspection`] what is wrong with the files, [`chipping`] cuts them and [`statistics`] what is in them, and [`launching`] makes processes of the ranks. [`commands`] is
 //! the program `terrashard` around that.
 //!
 //! ```
@@ -33,6 +33,8 @@ pub mod commands;
 pub mod config;
 pub mod console;
 pub mod dataset;
+pub mod device_memory;
+pub mod doctor;
 mod error;
 pub mod evaluation;
 pub mod export;

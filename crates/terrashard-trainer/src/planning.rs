@@ -38,6 +38,16 @@ pub struct PlanOptions {
     pub breadth: Breadth,
     /// How a GPU computes losses.
     pub losses: Losses,
+    /// Batches that are on the device before they are computed on; see [`batches_ahead`].
+    pub ahead: usize,
+}
+
+/// Batches that training has on a device beside the one that it computes on: they reach LibTorch's meanwhile.
+pub fn batches_ahead(device: Device) -> usize {
+    match device {
+        Device::Cuda | Device::CpuLibTorch => 1,
+        Device::Cpu => 0,
+    }
 }
 
 /// How much is planned.
@@ -126,6 +136,9 @@ pub struct StagePlan {
     /// All bytes of model states by kind.
     #[serde(skip)]
     pub bytes: RankBytes,
+    /// The step's own figures.
+    #[serde(skip)]
+    pub footprint: Footprint,
 }
 
 /// Every stage with every offload that it has.
@@ -155,6 +168,7 @@ struct Planned<'a> {
     batch: Batch,
     device: Device,
     losses: Losses,
+    ahead: usize,
     /// In the order of [`CHOICES`].
     laid: Vec<Laid>,
 }
@@ -182,6 +196,7 @@ pub fn plan(config: &Config, options: PlanOptions) -> Result<PlanRecord> {
         batch,
         device: options.device,
         losses: options.losses,
+        ahead: options.ahead,
         laid: lay_out(config, &model, &parameters, batch, ranks)?,
     };
     let mut record = PlanRecord {
@@ -274,6 +289,7 @@ impl Planned<'_> {
             recompute,
             device: self.device,
             losses: self.losses,
+            ahead: self.ahead,
         };
         dry_run::footprint(&step, &laid.held)
     }
@@ -312,6 +328,7 @@ impl StagePlan {
             at_peak: step.at_peak,
             fits: memory.map(|memory| step.peak <= memory),
             bytes,
+            footprint: step,
         }
     }
 }

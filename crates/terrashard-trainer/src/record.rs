@@ -17,6 +17,7 @@ use terrashard_data::{Confusion, ConfusionMatrix, DATA_RANGE, Fidelity};
 use terrashard_layout::{RankBytes, Stage};
 
 use crate::error::{Error, Result};
+use crate::planning::dry_run::Footprint;
 use crate::run_directory::RunDirectory;
 
 /// One optimizer step, a line of `metrics.jsonl`.
@@ -193,6 +194,31 @@ pub struct SessionRecord {
     /// The most memory that the program held, with all its ranks; none where the system does not tell.
     #[serde(default)]
     pub peak_rss_bytes: Option<u64>,
+    /// What `plan` foretells of a rank's device; none in records of earlier versions.
+    #[serde(default)]
+    pub foretold: Option<Footprint>,
+    /// Batches that each rank's loader prepares at once in host memory.
+    #[serde(default)]
+    pub prepared: usize,
+    /// The most that training really took; none where nobody tells.
+    #[serde(default)]
+    pub measured_peak: Option<MeasuredPeak>,
+}
+
+/// The most memory that training took.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MeasuredPeak {
+    /// Of the GPU of the rank that took most.
+    Device {
+        /// Held by tensors.
+        bytes: u64,
+    },
+    /// Of the whole program, above what it held before.
+    Program {
+        /// Resident.
+        bytes: u64,
+    },
 }
 
 /// How well a map of foreground agrees with the label, over valid pixels. A ratio of nothing is none. Of a model of several

@@ -41,11 +41,12 @@ use crate::config::{Batch, Config, Device, Length};
 use crate::console::tell;
 use crate::dataset::Dataset;
 use crate::error::{Error, Result};
+use crate::planning::dry_run::Footprint;
 use crate::planning::{self, PlanOptions};
-use crate::process_memory::peak_rss_bytes;
-use crate::record::{Display, HeldBytes, SessionRecord};
+use crate::process_memory::{peak_rss_bytes, resident_bytes};
+use crate::record::{Display, HeldBytes, MeasuredPeak, SessionRecord};
 use crate::run_directory::{RunDirectory, replace};
-use crew::Crew;
+pub(crate) use crew::Crew;
 use initial::InitialValues;
 use resume::{Found, Start};
 use terrashard_zero::Precision;
@@ -135,6 +136,7 @@ pub fn fit(config: &Config, options: &FitOptions) -> Result<Fitted> {
     if options.stop_after == Some(0) {
         return Err(Error::invalid("--stop-after", 0, "a step, counted from 1"));
     }
+    options.device.limit_memory(config.zero.device_memory)?;
     let crew = Crew::gather(options.device)?;
     let ranks = crew.count(config.zero.ranks, options.device)?;
     let chips = samples(config, ranks)?;
@@ -186,6 +188,7 @@ pub fn fit(config: &Config, options: &FitOptions) -> Result<Fitted> {
         options.run.forget_after(plan.start.step())?;
         Ok(lock)
     })?;
+    let before = resident_bytes();
     let outcomes = crew.run(ranks, |communicator| rank::train(&plan, communicator))?;
     if lock.is_none() {
         return Ok(Fitted::Elsewhere);
@@ -219,6 +222,20 @@ pub fn fit(config: &Config, options: &FitOptions) -> Result<Fitted> {
         sent: first.sent,
         predicted_sent: predicted.sent,
         peak_rss_bytes: peak_rss_bytes(),
+        foretold: Some(predicted.own),
+        prepared: rank::prefetch(&plan, ranks),
+        measured_peak: match outcomes
+            .iter()
+            .filter_map(|outcome| outcome.device_peak)
+            .max()
+        {
+            Some(bytes) => Some(MeasuredPeak::Device { bytes }),
+            None => peak_rss_bytes()
+                .zip(before)
+                .map(|(peak, before)| MeasuredPeak::Program {
+                    bytes: peak.saturating_sub(before),
+                }),
+        },
     };
     options.run.append_session(&record)?;
     Ok(Fitted::Trained(Box::new(record)))
@@ -251,10 +268,7 @@ pub(crate) fn run_ranks<T: Send>(
             rank,
             source: Box::new(source),
         },
-        RunError::Panicked { rank, message } => Error::Panicked {
-            who: format!("rank {rank}"),
-            message,
-        },
+        RunError::Panicked { rank, message } => Error::panicked(format!("rank {rank}"), message),
         RunError::Spawn { rank, source } => Error::Spawn {
             who: format!("rank {rank}"),
             source,
@@ -269,12 +283,15 @@ struct Predicted {
     bytes: Vec<RankBytes>,
     /// Bytes sent in a step, without scalars and batch statistics.
     sent: u64,
+    /// The most that a rank's device holds at once.
+    own: Footprint,
 }
 
 fn predicted(config: &Config, ranks: usize, device: Device) -> Result<Predicted> {
     let options = PlanOptions {
         ranks: Some(ranks),
         device,
+        ahead: planning::batches_ahead(device),
         ..PlanOptions::default()
     };
     let planned = planning::plan(config, options)?.stages;
@@ -296,6 +313,7 @@ fn predicted(config: &Config, ranks: usize, device: Device) -> Result<Predicted>
             .map(|stage| find(stage).bytes)
             .collect(),
         sent: find(zero.stage).wire,
+        own: find(zero.stage).footprint,
     })
 }
 

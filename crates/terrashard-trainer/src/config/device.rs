@@ -55,6 +55,30 @@ impl Device {
         }
     }
 
+    /// Lets each rank take no more than so many bytes of its GPU's memory. Comes before anything is computed.
+    ///
+    /// # Errors
+    /// [`Error::InvalidValue`] on the processor, whose memory nobody limits; [`Error::DeviceLimit`].
+    pub fn limit_memory(self, bytes: Option<u64>) -> Result<()> {
+        let Some(bytes) = bytes else { return Ok(()) };
+        match self {
+            Self::Cuda => libtorch::limit_memory(bytes),
+            Self::Cpu | Self::CpuLibTorch => Err(Error::invalid(
+                "zero.device_memory",
+                format!("{bytes} bytes on the processor"),
+                "nothing there: it limits the memory of GPUs, with `--device cuda`; `terrashard plan` takes it on any machine",
+            )),
+        }
+    }
+
+    /// The most that tensors have held on a GPU; none on the processor.
+    pub(crate) fn peak_bytes(self, gpu: usize) -> Option<u64> {
+        match self {
+            Self::Cuda => libtorch::peak_bytes(gpu),
+            Self::Cpu | Self::CpuLibTorch => None,
+        }
+    }
+
     /// Where a rank of this host computes, of `ranks` that share its processor. All ranks of a process have the same
     /// arithmetic.
     ///
@@ -140,6 +164,35 @@ mod libtorch {
     pub(super) fn gpu(index: usize) -> tensor::Device {
         terrashard_torch::gpu(index)
     }
+
+    pub(super) fn limit_memory(bytes: u64) -> Result<()> {
+        let limit = |error: String| Error::DeviceLimit {
+            bytes,
+            reason: error,
+        };
+        let visible = gpus();
+        terrashard_torch::limit_memory(own_gpu(visible)?, bytes)
+            .map_err(|error| limit(error.to_string()))
+    }
+
+    /// The GPU of this process among those that it may use.
+    #[cfg(feature = "nccl")]
+    fn own_gpu(visible: usize) -> Result<usize> {
+        use terrashard_collectives::bootstrap::Launched;
+
+        let launched = Launched::from_environment()?.unwrap_or_else(Launched::alone);
+        Ok(terrashard_collectives::nccl::gpu_of(&launched, visible)?)
+    }
+
+    #[cfg(not(feature = "nccl"))]
+    fn own_gpu(_: usize) -> Result<usize> {
+        Ok(0)
+    }
+
+    pub(super) fn peak_bytes(gpu: usize) -> Option<u64> {
+        let memory = terrashard_torch::Memory::of(gpu).ok()?;
+        Some(memory.allocated_peak)
+    }
 }
 
 /// What a build without LibTorch says of it.
@@ -166,6 +219,14 @@ mod libtorch {
     pub(super) fn gpu(_: usize) -> tensor::Device {
         tensor::Device::flex()
     }
+
+    pub(super) fn limit_memory(_: u64) -> Result<()> {
+        check("--device cuda")
+    }
+
+    pub(super) fn peak_bytes(_: usize) -> Option<u64> {
+        None
+    }
 }
 
 #[cfg(test)]
@@ -180,6 +241,19 @@ mod tests {
             .of_rank(3, 4, Arithmetic::default())
             .expect("threads share it");
         assert_eq!(device, tensor::Device::flex());
+    }
+
+    #[test]
+    fn the_processors_memory_is_not_limited() {
+        Device::Cpu
+            .limit_memory(None)
+            .expect("nothing is asked for");
+        let message = Device::Cpu
+            .limit_memory(Some(1 << 30))
+            .unwrap_err()
+            .to_string();
+        assert!(message.contains("zero.device_memory"), "{message}");
+        assert_eq!(Device::Cpu.peak_bytes(0), None);
     }
 
     #[cfg(not(feature = "tch"))]

@@ -59,6 +59,8 @@ pub struct Step<'a> {
     pub device: Device,
     /// How a GPU computes losses.
     pub losses: Losses,
+    /// Batches that are on the device before they are computed on.
+    pub ahead: usize,
 }
 
 /// How a GPU computes losses of enlarged maps.
@@ -185,7 +187,12 @@ impl Step<'_> {
     }
 
     fn run(&self, machine: &Rc<Machine>) {
-        let batch = |bytes| machine.ledger.hold(Kind::Batch, bytes);
+        let hold = |bytes| machine.ledger.hold(Kind::Batch, bytes);
+        let ahead = RefCell::new(Vec::new());
+        let batch = |bytes| {
+            ahead.borrow_mut().push(hold(bytes * self.ahead as u64));
+            hold(bytes)
+        };
         let (images, side) = (self.images(), self.side as u64);
         let large = side * self.model.scale as u64;
         let image = images * side * side * self.model.bands as u64 * machine.element;

@@ -3,7 +3,7 @@
 use terrashard_layout::RankBytes;
 
 use super::charts::{self, Bar};
-use crate::record::{HeldBytes, SessionRecord};
+use crate::record::{HeldBytes, MeasuredPeak, SessionRecord};
 
 /// What a line stands for.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -154,10 +154,31 @@ pub(super) fn section(session: &SessionRecord) -> String {
          <p class=\"prose\">Model states on {ranks}. The stages are predicted from the shard table; “Counted” is what \
          the tensors of this run, at stage {used}, really took on the fullest rank. Buckets, gathered parameters and activations come \
          on top. At stage 1 gradients are whole only while micro-batches add up; with one micro-batch a \
-         step they are reduced as they arrive.{}</p></section>\n",
+         step they are reduced as they arrive.{}{}</p></section>\n",
         charts::bars(&bars),
         the_rest(session),
+        foretold(session).map_or_else(String::new, |text| format!(" {text}")),
     )
+}
+
+/// What `plan` foretold beside what was measured: of a rank's GPU, or of the whole program on the processor.
+fn foretold(session: &SessionRecord) -> Option<String> {
+    let (foretold, measured) = (session.foretold?, session.measured_peak?);
+    let (what, foretold, measured) = match measured {
+        MeasuredPeak::Device { bytes } => ("a rank\u{2019}s GPU", foretold.peak, bytes),
+        // Its ranks are threads; their loaders hold batches in the same memory.
+        MeasuredPeak::Program { bytes } => (
+            "all ranks, with their loaders, above what the program held before",
+            session.ranks as u64 * (foretold.peak + session.prepared as u64 * foretold.batch),
+            bytes,
+        ),
+    };
+    let difference = 100.0 * (foretold as f64 / measured.max(1) as f64 - 1.0);
+    Some(format!(
+        "\u{201c}plan\u{201d} foretells {} at most for {what}; measured were {} ({difference:+.0}\u{a0}%).",
+        mebibytes(foretold),
+        mebibytes(measured),
+    ))
 }
 
 /// What the program held besides model states, which on the CPU is measured for all ranks together.

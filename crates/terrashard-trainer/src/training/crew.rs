@@ -1,5 +1,9 @@
 //! Where the ranks of a training are: threads of this process, or processes with a GPU each, of which this is one.
 
+#[cfg(feature = "nccl")]
+use std::any::Any;
+#[cfg(feature = "nccl")]
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use terrashard_collectives::Communicator;
@@ -13,7 +17,7 @@ use crate::error::{Error, Result};
 
 /// The ranks of a training.
 #[derive(Debug)]
-pub(super) enum Crew {
+pub(crate) enum Crew {
     /// Threads of this process.
     Threads,
     /// This process is one of them, as its launcher has said.
@@ -27,7 +31,7 @@ impl Crew {
     /// # Errors
     /// [`Error::Collective`] for an environment that is half set, and for ranks that do not find each other;
     /// [`Error::NotSupported`] and [`Error::NotInBuild`] for processes that compute on the processor.
-    pub(super) fn gather(device: Device) -> Result<Self> {
+    pub(crate) fn gather(device: Device) -> Result<Self> {
         match Launched::from_environment()? {
             Some(launched) if launched.ranks > 1 => Self::of_processes(&launched, device),
             _ => Ok(Self::Threads),
@@ -82,11 +86,20 @@ impl Crew {
 
     /// The number among the GPUs of this process that its rank has; none where ranks are threads and count for
     /// themselves.
-    pub(super) fn gpu(&self) -> Option<usize> {
+    pub(crate) fn gpu(&self) -> Option<usize> {
         match self {
             Self::Threads => None,
             #[cfg(feature = "nccl")]
             Self::Process(world) => Some(world.gpu()),
+        }
+    }
+
+    /// How many processes a launcher has started as ranks; none where ranks are threads.
+    pub(crate) fn processes(&self) -> Option<usize> {
+        match self {
+            Self::Threads => None,
+            #[cfg(feature = "nccl")]
+            Self::Process(world) => Some(world.communicator().ranks()),
         }
     }
 
@@ -116,7 +129,7 @@ impl Crew {
     ///
     /// # Errors
     /// That of the rank that failed first; where ranks are processes, this one's, which ends all of them.
-    pub(super) fn run<T: Send>(
+    pub(crate) fn run<T: Send>(
         &self,
         ranks: usize,
         body: impl Fn(Arc<dyn Communicator>) -> Result<T> + Sync,
@@ -126,7 +139,12 @@ impl Crew {
             #[cfg(feature = "nccl")]
             Self::Process(world) => {
                 let communicator = world.communicator();
-                let done = body(Arc::new(communicator.clone()));
+                // What a device cannot do is a panic, and memory that is used up is to be told in one line.
+                let own = AssertUnwindSafe(|| body(Arc::new(communicator.clone())));
+                let done = catch_unwind(own).unwrap_or_else(|payload| {
+                    let who = format!("rank {}", communicator.rank());
+                    Err(Error::panicked(who, panic_text(payload.as_ref())))
+                });
                 if let Err(error) = &done {
                     // The others may wait for this rank.
                     communicator.abort(&error.to_string());
@@ -135,6 +153,14 @@ impl Crew {
             }
         }
     }
+}
+
+/// What a panic said.
+#[cfg(feature = "nccl")]
+fn panic_text(payload: &(dyn Any + Send)) -> String {
+    let literal = payload.downcast_ref::<&str>().map(ToString::to_string);
+    let text = literal.or_else(|| payload.downcast_ref::<String>().cloned());
+    text.unwrap_or_else(|| "the panic carries no message".into())
 }
 
 /// The number of processes, where a configuration asks for `ranks`.

@@ -51,6 +51,8 @@ pub(super) struct Outcome {
     pub last_step: u64,
     /// The signal that it ended by before the plan's last step: that of this process, if it had one.
     pub stopped_by: Option<String>,
+    /// The most that tensors held on this rank's GPU; none on the processor.
+    pub device_peak: Option<u64>,
 }
 
 /// Sums over all ranks that travel with a step's.
@@ -84,7 +86,7 @@ pub(super) fn train(plan: &Plan<'_>, communicator: Arc<dyn Communicator>) -> Res
 }
 
 /// How many batches are prepared at once: as many as there are processors for, half of them, which `ranks` share, and memory.
-fn prefetch(plan: &Plan<'_>, ranks: usize) -> usize {
+pub(super) fn prefetch(plan: &Plan<'_>, ranks: usize) -> usize {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     // Processes that share a host see all of its processors, as do ranks of other hosts, who have more.
     let threads = processors / 2 / ranks.max(1);
@@ -103,6 +105,8 @@ pub(super) struct Rank<'a> {
     saves: Option<Saves<'a>>,
     /// On rank 0, what is told of each step.
     told: Option<(Metrics, Progress)>,
+    /// The number of its GPU, where it has one.
+    gpu: usize,
     clock: StepClock,
     held: HeldBytes,
     times: StepTimes,
@@ -131,9 +135,9 @@ impl<'a> Rank<'a> {
         let clock = StepClock::new(communicator.waited());
         let communicator: Arc<dyn Communicator> = Arc::new(communicator);
         let (rank, ranks) = (communicator.rank(), communicator.ranks());
-        let device =
-            plan.device
-                .of_rank(plan.gpu.unwrap_or(rank), ranks, config.train.arithmetic())?;
+        let gpu = plan.gpu.unwrap_or(rank);
+        let arithmetic = config.train.arithmetic();
+        let device = plan.device.of_rank(gpu, ranks, arithmetic)?;
         let model = config.model.init(&device)?;
         let initial = InitialValues::open(config, &plan.start)?;
         let values = |name: &str, shape: &[usize]| initial.of(name, shape);
@@ -194,6 +198,7 @@ impl<'a> Rank<'a> {
             feed,
             saves: plan.run.map(|run| Saves::new(plan, run)),
             told,
+            gpu,
             clock,
             held: HeldBytes::default(),
             times: StepTimes::default(),
@@ -237,6 +242,7 @@ impl<'a> Rank<'a> {
             skipped: self.skipped,
             last_step,
             stopped_by,
+            device_peak: self.plan.device.peak_bytes(self.gpu),
         })
     }
 

@@ -6,6 +6,7 @@ mod ckpt;
 mod classes;
 mod commands;
 mod damage;
+mod doctor;
 mod epochs;
 mod exports;
 mod folder;

@@ -304,3 +304,46 @@ fn people_get_a_table() {
     let nobody = ["--set", "train.groups=[{ match = \"stage.*\" }]"];
     refused(&nobody, "a pattern that matches parameters");
 }
+
+/// The configuration's own limit is what is asked about; on the processor nothing can be held to it.
+#[test]
+fn a_limit_of_a_gpus_memory_is_planned_for_and_refused_on_the_processor() {
+    let scenario = Scenario::new();
+    let limit = ["--gpus", "2", "--set", "zero.device_memory=\"1.5GiB\""];
+    assert_eq!(number(&plan(&scenario, &limit), "memory"), 3 << 29);
+    let refused = |arguments: &[&str], expected: &str| {
+        let output = scenario.terrashard(arguments);
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{message}");
+        assert!(
+            message.contains(expected) && message.lines().count() == 1,
+            "{message}"
+        );
+    };
+    let fit = ["fit", "run.toml", "--set", "zero.device_memory=\"1GiB\""];
+    refused(&fit, "`zero.device_memory`");
+    refused(
+        &["plan", "run.toml", "--set", "zero.device_memory=5"],
+        "16GiB",
+    );
+    refused(
+        &["plan", "run.toml", "--set", "zero.device_memory=\"5GB\""],
+        "unknown unit",
+    );
+}
+
+/// A run in a process of its own: what was foretold stands beside what it took.
+#[test]
+fn a_run_tells_what_was_foretold_beside_what_it_took() {
+    let scenario = Scenario::new();
+    let fit = ["fit", "run.toml", "--run", "run", "--set", "train.steps=2"];
+    let output = scenario.terrashard(&fit);
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{message}");
+    let session = std::fs::read_to_string(scenario.path("run/sessions.jsonl")).unwrap();
+    let session: Value = serde_json::from_str(session.lines().next().unwrap()).unwrap();
+    assert!(number(&session["foretold"], "peak") > number(&session["foretold"], "batch"));
+    let page = std::fs::read_to_string(scenario.path("run/report.html")).unwrap();
+    let told = page.contains("foretells") && page.contains("measured were");
+    assert_eq!(told, !session["measured_peak"].is_null());
+}
