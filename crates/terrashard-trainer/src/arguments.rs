@@ -346,10 +346,10 @@ mod tests {
             Some("error: unexpected argument '--rnaks' found; see `terrashard help fit`"),
         );
         check(
-            "terrashard export run",
+            "terrashard predict a.tif -o map.tif",
             Some(
-                "error: the following required arguments were not provided: --output <OUT>; \
-                 see `terrashard help export`",
+                "error: the following required arguments were not provided: --checkpoint <RUN_OR_FILE>; \
+                 see `terrashard help predict`",
             ),
         );
         check(

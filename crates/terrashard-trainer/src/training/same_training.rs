@@ -143,13 +143,7 @@ mod tests {
             "\"focal\"",
         );
         check("train.seed=3", "train.seed", "3", "0");
-        let branch = |weight: &str| config(&["model.superres=true", weight]);
-        let other = branch("train.l1_weight=1.0");
-        let found = difference(&other, &config(&["model.superres=true"])).unwrap();
-        assert_eq!(
-            (&*found.key, &*found.ours, &*found.theirs),
-            ("train.l1_weight", "1.0", "0.001")
-        );
+        check("train.l1_weight=1.0", "train.l1_weight", "1.0", "0.001");
         check("model.scale=4", "model.scale", "4", "5");
         let scenes = "data.scenes=[{ image = \"c.tif\", mask = \"b.tif\" }]";
         let found = difference(&config(&[scenes]), &config(&[])).unwrap();
@@ -179,8 +173,6 @@ mod tests {
             "data.baseline_note=x",
             "data.highres.baseline=[3, 2, 1, 4]",
             "log.seconds=1.0",
-            // Nothing reads it without the branch.
-            "train.l1_weight=1.0",
             "checkpoint.every=3",
             // The old file is gone, the name is the same.
             "data.scenes=[{ image = \"elsewhere/a.tif\", mask = \"b.tif\" }]",
@@ -188,6 +180,10 @@ mod tests {
             let found = difference(&config(&[setting]), &config(&[]));
             assert_eq!(found, None, "{setting}");
         }
+        // Nothing reads it without the branch.
+        let plain = "model.superres=false";
+        let weighs = config(&[plain, "train.l1_weight=1.0"]);
+        assert_eq!(difference(&weighs, &config(&[plain])), None);
         let nan = ["data.nodata=nan"];
         assert_eq!(difference(&config(&nan), &config(&nan)), None);
     }
