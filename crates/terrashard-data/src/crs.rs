@@ -71,7 +71,7 @@ fn projection(epsg: u32) -> Result<Proj> {
 ///
 /// # Errors
 /// [`Error::Crs`].
-pub(crate) fn footprint(metadata: &Metadata, window: Window) -> Result<Option<Vec<[f64; 2]>>> {
+pub fn footprint(metadata: &Metadata, window: Window) -> Result<Option<Vec<[f64; 2]>>> {
     let Georeference {
         epsg: Some(epsg),
         transform: Some(transform),

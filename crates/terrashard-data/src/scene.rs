@@ -308,6 +308,38 @@ impl Scene {
         Ok(values)
     }
 
+    /// The median reflectance of each band, over windows spread over the scene: of a small scene all of it. None where no pixel of them
+    /// has data.
+    ///
+    /// # Errors
+    /// [`Error::Raster`].
+    pub fn sampled_medians(&self) -> Result<Vec<Option<f32>>> {
+        const ACROSS: usize = 4;
+        const SIDE: usize = 64;
+        let offset = self.options.scaling.offset;
+        let each = Statistics::counts_each(self.image.metadata().data_type, offset);
+        let mut statistics = Statistics::new(self.bands.len(), each);
+        let starts = |length: usize| (0..ACROSS).map(move |at| length * at / ACROSS);
+        let size = |length: usize| length.div_ceil(ACROSS).min(SIDE);
+        for row in starts(self.height()) {
+            for col in starts(self.width()) {
+                let window = Window::new(col, row, size(self.width()), size(self.height()));
+                let Some(window) = window.intersection(&self.window()) else {
+                    continue;
+                };
+                let bands = picked(&self.image.read_window(window)?, &self.bands);
+                let is_nodata = |sample: f32| self.metadata.is_nodata(f64::from(sample));
+                statistics.add(bands, is_nodata, offset);
+            }
+        }
+        let scale = f64::from(self.options.scaling.scale);
+        let medians = statistics.bands(&self.band_titles(), scale);
+        Ok(medians
+            .iter()
+            .map(|band| band.median().map(|median| median as f32))
+            .collect())
+    }
+
     /// Adds the pixels of regions to statistics in one pass over the image, each to those at its number: the selected bands, with the
     /// scene's nodata value and its offset.
     ///

@@ -10,7 +10,7 @@ pub use ckpt::{CkptArguments, CkptCommand, GcArguments};
 pub use exchange::{DtypeFlag, ExportArguments, ImportArguments, OriginFlag};
 pub use launch::{LaunchArguments, OutputFlag};
 pub use prediction::PredictArguments;
-pub use scenes::{CheckArguments, ChipArguments, SplitFlag, StatsArguments};
+pub use scenes::{AlignArguments, CheckArguments, ChipArguments, SplitFlag, StatsArguments};
 
 use std::path::PathBuf;
 
@@ -59,6 +59,8 @@ pub enum Command {
     Ckpt(CkptArguments),
     /// Make a model file of a checkpoint of another project, to start a training from with `train.init`.
     Import(ImportArguments),
+    /// Lay images at high resolution and labels onto the fine grid over an image, and measure how far they lie from it.
+    Align(AlignArguments),
     /// List everything that is wrong with the files of a configuration, before it is trained.
     Check(CheckArguments),
     /// Cut scenes into chips with a split that shares no ground.

@@ -25,7 +25,7 @@ use crate::record::{Display, Scores, TestRecord, counted};
 use crate::run_directory::{RunDirectory, replace};
 use crate::sharding::Placement;
 use crate::training::{FitOptions, Fitted, Partial, StopRequest, verification};
-use crate::{doctor, evaluation, info, planning, prediction, report, training};
+use crate::{doctor, evaluation, info, planning, prediction, report, statistics, training};
 
 /// Runs a command.
 ///
@@ -43,6 +43,7 @@ pub fn run(arguments: Arguments) -> Result<()> {
         Command::Export(arguments) => exchange::export(&arguments),
         Command::Ckpt(arguments) => ckpt::run(arguments.command),
         Command::Import(arguments) => exchange::import(arguments),
+        Command::Align(arguments) => scenes::align(arguments),
         Command::Check(arguments) => scenes::check(&arguments),
         Command::Chip(arguments) => scenes::chip(&arguments),
         Command::Stats(arguments) => scenes::stats(&arguments),
@@ -67,6 +68,9 @@ fn fit(arguments: FitArguments) -> Result<()> {
     let mut config = load(&path, &flags)?;
     if let Some(resume) = resume {
         config.checkpoint.resume = Resume::from(resume);
+    }
+    if config.data.medians.is_none() {
+        config.data.medians = statistics::training_medians(&config)?;
     }
     let run = run.map_or_else(|| RunDirectory::for_config(&path), RunDirectory::new);
     let display = display(quiet);

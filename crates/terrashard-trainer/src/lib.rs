@@ -2,7 +2,7 @@
 //!
 //! A [`config::Config`] becomes a run ([`training::fit`]), a run leaves a [`run_directory`] behind, and what stands there is
 //! measured ([`evaluation`]), laid over scenes ([`prediction`]), exported ([`export`]; checkpoints of others are read by [`import`]) and shown ([`report`]); [`planning`] says
-//! beforehand what each stage would take, [`doctor`] what the machine lacks, [`inspection`] what is wrong with the files, [`chipping`] cuts them and [`statistics`] what is in them, and [`launching`] makes processes of the ranks. [`commands`] is
+//! beforehand what each stage would take, [`doctor`] what the machine lacks, [`inspection`] what is wrong with the files, [`alignment`] lays them onto one grid, [`chipping`] cuts them and [`statistics`] what is in them, and [`launching`] makes processes of the ranks. [`commands`] is
 //! the program `terrashard` around that.
 //!
 //! ```
@@ -25,6 +25,7 @@
 //! - Bad input is refused before any work starts, and leaves no file.
 //! - A configuration is never changed quietly: what does not work is an error that names the key.
 
+pub mod alignment;
 pub mod arguments;
 pub mod band_stack;
 pub mod checkpoints;

@@ -102,6 +102,34 @@ pub fn of_config(config: &Config) -> Result<Surveyed> {
     })
 }
 
+/// The median reflectance of each band over what is trained on; none where no pixel of it has data.
+///
+/// # Errors
+/// [`Error::Data`], [`Error::Raster`].
+pub(crate) fn training_medians(config: &Config) -> Result<Option<Vec<f32>>> {
+    let dataset = Dataset::stream(config)?;
+    let scenes = dataset.scenes().iter().map(|split| &split.scene);
+    let whole = scenes.clone().all(|scene| {
+        Statistics::counts_each(scene.image().metadata().data_type, scene.scaling().offset)
+    });
+    let names = scenes
+        .clone()
+        .next()
+        .map(|scene| scene.band_titles())
+        .unwrap_or_default();
+    let mut statistics = [Statistics::new(names.len(), whole)];
+    for Split { scene, train, .. } in dataset.scenes() {
+        let regions: Vec<_> = train.iter().map(|window| (0, *window)).collect();
+        scene.add_statistics(&regions, &mut statistics)?;
+    }
+    let scale = f64::from(config.data.scaling.scale);
+    let bands = statistics[0].bands(&names, scale);
+    Ok(bands
+        .iter()
+        .map(|band| band.median().map(|median| median as f32))
+        .collect())
+}
+
 /// `scaling = { offset = 0.0, … }`, each number as short as it reads back.
 fn in_one_line(scaling: &Scaling) -> String {
     let Scaling {

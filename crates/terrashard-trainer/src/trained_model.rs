@@ -26,6 +26,8 @@ pub struct TrainedModel {
     pub scaling: Scaling,
     /// Digital number that means "no data", in place of what an image declares.
     pub nodata: Option<f64>,
+    /// Median reflectance of each band over what was trained on; older files do not tell.
+    pub medians: Option<Vec<f32>>,
     /// How the images at high resolution were read, if there were any; older files do not tell.
     pub highres: Option<HighresSection>,
     /// A pixel is foreground where its probability is above this.
@@ -53,12 +55,14 @@ impl TrainedModel {
                 let step = Some(checkpoint.state().step);
                 let (tile, overlap) = (data.tile(), data.overlap);
                 let (bands, scaling, nodata) = (data.bands, data.scaling, data.nodata);
+                let medians = data.medians;
                 Ok(Self {
                     source,
                     model,
                     bands,
                     scaling,
                     nodata,
+                    medians,
                     highres: Some(data.highres),
                     threshold: THRESHOLD,
                     tile,
@@ -79,6 +83,7 @@ impl TrainedModel {
                     bands: serde_json::from_value(value("bands")).map_err(bad)?,
                     scaling: serde_json::from_value(description.scaling.clone()).map_err(bad)?,
                     nodata: serde_json::from_value(value("nodata")).map_err(bad)?,
+                    medians: serde_json::from_value(value("medians")).map_err(bad)?,
                     highres: serde_json::from_value(value("highres")).map_err(bad)?,
                     threshold: description.threshold.unwrap_or(THRESHOLD),
                     tile: serde_json::from_value(value("tile")).map_err(bad)?,
@@ -105,6 +110,7 @@ impl TrainedModel {
         let values = [
             ("bands", json!(self.bands)),
             ("nodata", json!(self.nodata)),
+            ("medians", json!(self.medians)),
             ("highres", json!(self.highres)),
             ("tile", json!(self.tile)),
             ("overlap", json!(self.overlap)),

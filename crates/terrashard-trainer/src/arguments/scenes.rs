@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use terrashard_data::Resampling;
 
 /// `terrashard check`.
 #[derive(Debug, Args)]
@@ -78,4 +79,54 @@ pub enum SplitFlag {
     Scenes,
     /// By squares of ground, the same for all scenes of a reference system.
     Blocks,
+}
+
+/// `terrashard align`.
+#[derive(Debug, Args)]
+pub struct AlignArguments {
+    /// Image whose ground and grid it is, at 10 m for instance
+    #[arg(long, value_name = "FILE")]
+    pub onto: PathBuf,
+    /// Image at high resolution, in any reference system; several times for several
+    #[arg(long, value_name = "FILE")]
+    pub highres: Vec<PathBuf>,
+    /// Label, in any reference system; several times for several
+    #[arg(long, value_name = "FILE")]
+    pub mask: Vec<PathBuf>,
+    /// Folder for what is made, each under its own name, and for index.geojson
+    #[arg(short, long, value_name = "DIR")]
+    pub output: PathBuf,
+    /// Pixels of what is made for one pixel of the image, along one side
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub scale: usize,
+    /// How values of images are made [default: `area` where they are finer than the grid, else `bilinear`]; labels are always `nearest`
+    #[arg(long, value_enum)]
+    pub resampling: Option<ResamplingFlag>,
+    /// Number that means "no data" in images, in place of what they declare
+    #[arg(long, value_name = "NUMBER", allow_hyphen_values = true)]
+    pub nodata: Option<f64>,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `--resampling`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ResamplingFlag {
+    /// The mean over the area of a pixel.
+    Area,
+    /// Between the four nearest centres.
+    Bilinear,
+    /// The value of the pixel that the centre lies in.
+    Nearest,
+}
+
+impl From<ResamplingFlag> for Resampling {
+    fn from(flag: ResamplingFlag) -> Self {
+        match flag {
+            ResamplingFlag::Area => Self::Area,
+            ResamplingFlag::Bilinear => Self::Bilinear,
+            ResamplingFlag::Nearest => Self::Nearest,
+        }
+    }
 }

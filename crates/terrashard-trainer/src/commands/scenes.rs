@@ -1,16 +1,67 @@
-//! What is done with scenes before a training: `check`, `chip`, `stats`.
+//! What is done with scenes before a training: `align`, `check`, `chip`, `stats`.
 
 use terrashard_data::{DropReason, Level, PERCENTILES, Part};
 
 use super::document;
-use crate::arguments::{CheckArguments, ChipArguments, SplitFlag, StatsArguments};
+use crate::alignment::{self, AlignRequest, Made};
+use crate::arguments::{AlignArguments, CheckArguments, ChipArguments, SplitFlag, StatsArguments};
 use crate::chipping::{self, ChipRequest, Chipped, SplitBy};
 use crate::config::Config;
-use crate::console::print;
+use crate::console::{print, tell};
 use crate::error::{Error, Result};
 use crate::inspection::{self, Inspected};
 use crate::record::counted;
 use crate::statistics::{self, Surveyed};
+
+pub(super) fn align(arguments: AlignArguments) -> Result<()> {
+    let AlignArguments {
+        onto,
+        highres,
+        mask,
+        output,
+        scale,
+        resampling,
+        nodata,
+        json,
+    } = arguments;
+    let made = alignment::run(&AlignRequest {
+        onto,
+        images: highres,
+        labels: mask,
+        output,
+        scale,
+        resampling: resampling.map(Into::into),
+        nodata,
+    })?;
+    for warning in &made.warnings {
+        tell(&format!("warning: {warning}"));
+    }
+    print(&match json {
+        true => document(&made),
+        false => align_page(&made),
+    })
+}
+
+fn align_page(made: &Made) -> String {
+    let line = |file: &alignment::MadeFile| {
+        let aligned = &file.aligned;
+        let shift = file.shift.map_or_else(String::new, |shift| {
+            format!(
+                ", shifted by {:.2} right and {:.2} down in pixels of the image",
+                shift.right, shift.down
+            )
+        });
+        format!(
+            "{}: from EPSG:{} to EPSG:{}, {:.1} % with data{shift}\n",
+            aligned.file.display(),
+            aligned.from_epsg,
+            aligned.to_epsg,
+            100.0 * aligned.valid
+        )
+    };
+    let lines: String = made.files.iter().map(line).collect();
+    format!("{lines}{}\n", made.index.display())
+}
 
 pub(super) fn check(arguments: &CheckArguments) -> Result<()> {
     let config = Config::load(&arguments.config, &arguments.set)?;

@@ -44,6 +44,8 @@ pub struct DataSection {
     pub scaling: Scaling,
     /// Digital number that means "no data", in place of what the images declare. Default: what they declare.
     pub nodata: Option<f64>,
+    /// Median reflectance of each band over what is trained on, by which `predict` notices scenes of another size; `fit` fills it in.
+    pub medians: Option<Vec<f32>>,
     /// How the images at high resolution are read. Only `model.superres = true` reads them.
     pub highres: HighresSection,
     /// Part of each scene to train on. Default: `west`.
@@ -84,6 +86,7 @@ impl Default for DataSection {
             bands: bands.map(|name| Band::Name(name.into())).to_vec(),
             scaling: Scaling::default(),
             nodata: None,
+            medians: None,
             highres: HighresSection::default(),
             train: Region::West,
             test: Region::East,

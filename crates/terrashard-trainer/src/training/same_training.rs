@@ -9,7 +9,14 @@ use toml::{Table, Value};
 use crate::config::{Config, SceneEntry};
 
 /// Keys of `[data]` that no training step reads.
-const FREE: [&str; 5] = ["test", "tile", "overlap", "baseline_note", "cache_bytes"];
+const FREE: [&str; 6] = [
+    "test",
+    "tile",
+    "overlap",
+    "baseline_note",
+    "cache_bytes",
+    "medians",
+];
 
 /// A key that differs, with its values as TOML.
 #[derive(Debug, PartialEq, Eq)]

@@ -1,8 +1,9 @@
-//! What is done with scenes before a training: `check`, `chip`, `stats`, and what is left out of labels.
+//! What is done with scenes before a training: `align`, `check`, `chip`, `stats`; what a model remembers of them, and what is left out of labels.
 
 use std::fs;
 
 use serde_json::Value;
+use terrashard_raster::RasterSource;
 
 use crate::scenario::{HEIGHT, SCALE, Scenario, WIDTH};
 
@@ -219,4 +220,136 @@ fn chips_are_trained_on_as_regions_are() {
         blocks["kept"],
         serde_json::json!({ "train": 11, "validation": 2, "test": 2 })
     );
+}
+
+#[test]
+fn aligned_files_are_trained_on_and_listed() {
+    let scenario = Scenario::new();
+    scenario.write_highres("fine.tif", |_, _| false);
+    let align = [
+        "align",
+        "--onto",
+        "image.tif",
+        "--highres",
+        "fine.tif",
+        "--mask",
+        "mask.tif",
+        "-o",
+        "out",
+    ];
+    let made = json(&scenario, &align, 0);
+    assert_eq!(
+        (
+            &made["files"][0]["resampling"],
+            &made["files"][1]["resampling"]
+        ),
+        (&"area".into(), &"nearest".into())
+    );
+    let index = fs::read_to_string(scenario.path("out/index.geojson")).unwrap();
+    let index: Value = serde_json::from_str(&index).unwrap();
+    let features = index["features"].as_array().unwrap();
+    assert_eq!(features.len(), 2);
+    let corner = &features[0]["geometry"]["coordinates"][0][0];
+    // 330000, 5822040 in zone 33 by PROJ 9.5.
+    let apart = |at: usize, degrees: f64| (corner[at].as_f64().unwrap() - degrees).abs();
+    assert!(
+        apart(0, 12.494_241_106) < 1e-8 && apart(1, 52.521_910_140) < 1e-8,
+        "{corner}"
+    );
+    // In its place already, so that nothing changes.
+    for name in ["fine.tif", "mask.tif"] {
+        let samples = |path: &str| {
+            let source = terrashard_raster::open(scenario.path(path)).unwrap();
+            source
+                .read_window(source.metadata().window())
+                .unwrap()
+                .into_samples()
+        };
+        assert!(samples(name) == samples(&format!("out/{name}")), "{name}");
+    }
+    let twice = scenario.terrashard(&[
+        "align",
+        "--onto",
+        "image.tif",
+        "--mask",
+        "out/mask.tif",
+        "-o",
+        "out",
+    ]);
+    let told = String::from_utf8_lossy(&twice.stderr).into_owned();
+    assert!(
+        told.contains("another file than those that are read"),
+        "{told}"
+    );
+}
+
+#[test]
+fn geo_38_a_scene_of_another_size_is_told_with_both_medians() {
+    let scenario = Scenario::new();
+    let fit = [
+        "fit",
+        "run.toml",
+        "--quiet",
+        "--run",
+        "run",
+        "--set",
+        "train.steps=1",
+    ];
+    assert!(scenario.terrashard(&fit).status.success());
+    let saved = fs::read_to_string(scenario.path("run/config.toml")).unwrap();
+    let saved: toml::Table = saved.parse().unwrap();
+    let medians: Vec<f64> = saved["data"]["medians"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|median| median.as_float().unwrap())
+        .collect();
+    let stats = json(&scenario, &["stats", "run.toml"], 0);
+    for (band, median) in medians.iter().enumerate() {
+        let of_training = &stats["parts"][1]["bands"][band]["percentiles"][4];
+        assert!(
+            (of_training.as_f64().unwrap() - median).abs() < 1e-6,
+            "{of_training} and {median}"
+        );
+    }
+    assert!(
+        scenario
+            .terrashard(&["export", "run", "-o", "model.safetensors"])
+            .status
+            .success()
+    );
+    for checkpoint in ["run", "model.safetensors"] {
+        let predict = |offset: &[&str]| {
+            let arguments = [
+                "predict",
+                "image.tif",
+                "-o",
+                "map.tif",
+                "--quiet",
+                "--checkpoint",
+                checkpoint,
+            ];
+            let output = scenario.terrashard(&[&arguments[..], offset].concat());
+            (
+                output.status.code(),
+                String::from_utf8_lossy(&output.stderr).into_owned(),
+            )
+        };
+        let (code, told) = predict(&[]);
+        assert!(code == Some(0) && !told.contains("the median of"), "{told}");
+        let (code, told) = predict(&["--offset", "60000"]);
+        assert!(
+            code == Some(0) && told.contains("the median of band 1 is a reflectance of 6."),
+            "{told}"
+        );
+        assert!(
+            told.contains("it was 0.0") && told.contains("more than 10 times apart"),
+            "{told}"
+        );
+        let (code, told) = predict(&["--offset", "auto"]);
+        assert!(
+            code == Some(2) && told.contains("give the offset as a number"),
+            "{told}"
+        );
+    }
 }
