@@ -5,7 +5,7 @@ mod pickle;
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use self::archive::Archive;
@@ -69,21 +69,21 @@ impl ForeignFile {
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let mut file = File::open(path).map_err(io("open", path))?;
-        let mut magic = [0; 2];
-        let got = file.read(&mut magic).map_err(io("read", path))?;
-        let tensors = match &magic[..got] {
-            b"PK" => archived(path)?,
+        let mut magic = Vec::new();
+        let beginning = Read::by_ref(&mut file).take(9).read_to_end(&mut magic);
+        beginning.map_err(io("read", path))?;
+        let tensors = match &magic[..] {
+            // The header of safetensors begins here, after its length, which may be any number.
+            [_, _, _, _, _, _, _, _, b'{'] => stored(path, &mut file)?,
+            [b'P', b'K', ..] => archived(path)?,
             // Protocol 2 of pickle: torch's format until version 1.5.
-            [0x80, _] => {
+            [0x80, _, ..] => {
                 return Err(refuse(
                     path,
                     "it is in torch's format of before version 1.6: load it and save it again with a newer torch",
                 ));
             }
-            _ => {
-                file.seek(SeekFrom::Start(0)).map_err(io("read", path))?;
-                stored(path, &mut file)?
-            }
+            _ => stored(path, &mut file)?,
         };
         Ok(Self {
             path: path.into(),
@@ -112,6 +112,10 @@ impl ForeignFile {
         let place = &tensor.place;
         let dtype = place.dtype.ok_or_else(|| wrong("is of no float type"))?;
         let outside = || wrong("lies outside its storage");
+        let named = |error| match error {
+            Error::Foreign { reason, .. } => wrong(&format!("cannot be read: {reason}")),
+            other => other,
+        };
         let (count, last) = place.extent().ok_or_else(outside)?;
         // As many elements as the storage has at most, so that no memory is taken for what the file does not hold.
         if last as u64 > place.elements || count as u64 > place.elements {
@@ -121,7 +125,7 @@ impl ForeignFile {
         let start = match &tensor.start {
             Start::At(start) => *start,
             Start::Entry(entry) => {
-                let content = Archive::open(&self.path)?.content(entry)?;
+                let content = Archive::open(&self.path)?.content(entry).map_err(named)?;
                 let length = content.end - content.start;
                 if place
                     .elements
@@ -135,7 +139,8 @@ impl ForeignFile {
         };
         let mut file = File::open(&self.path).map_err(io("open", &self.path))?;
         let first = start + place.offset as u64 * width;
-        let bytes = archive::bytes(&self.path, &mut file, first..start + last as u64 * width)?;
+        let end = start + last as u64 * width;
+        let bytes = archive::bytes(&self.path, &mut file, first..end).map_err(named)?;
         Ok(place.ordered(&floats(&bytes, dtype)))
     }
 }

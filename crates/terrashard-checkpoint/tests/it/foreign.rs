@@ -106,3 +106,45 @@ fn torch_s_old_format_and_other_files_are_named() {
     check(b"PK\x05\x06 and nothing more", "zip directory is damaged");
     check(b"hello world", "is no safetensors file");
 }
+
+/// A safetensors file of one tensor, its header filled up with blanks to this length.
+fn with_header(length: usize) -> Vec<u8> {
+    let header = r#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}"#;
+    let mut bytes = (length as u64).to_le_bytes().to_vec();
+    bytes.extend(format!("{header:<length$}").bytes());
+    bytes.extend(1.5f32.to_le_bytes());
+    bytes
+}
+
+#[test]
+fn a_header_of_any_length_is_one_of_safetensors() {
+    // Lengths whose first bytes are those of a zip file or of a pickle.
+    for length in [0x80, 0x180, u16::from_le_bytes(*b"PK").into()] {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("model.safetensors");
+        std::fs::write(&path, with_header(length)).expect("written");
+        let file = ForeignFile::open(&path).expect("opens");
+        assert_eq!(file.read("a").expect("read"), [1.5], "{length}");
+    }
+}
+
+#[test]
+fn a_tensor_without_its_values_is_named() {
+    // The directory's name of one entry becomes that of none.
+    let entry = b"nvlabs_mit/data/3PK";
+    let (_folder, path) = changed("hf_import/rgb/nvlabs_mit.pt", |bytes| {
+        let mut places = bytes.windows(entry.len());
+        let at = places.position(|window| window == entry).expect("there");
+        bytes[at] = b'm';
+    });
+    let file = ForeignFile::open(&path).expect("opens");
+    let error = file.read("block1.0.attn.kv.weight");
+    let error = error.expect_err("no values").to_string();
+    let (name, entry) = (path.display(), "its entry `nvlabs_mit/data/3` is missing");
+    assert_eq!(
+        error,
+        format!(
+            "failed to read {name} as a checkpoint of another project: its tensor `block1.0.attn.kv.weight` cannot be read: {entry}"
+        )
+    );
+}
