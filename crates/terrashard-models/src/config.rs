@@ -193,12 +193,12 @@ impl ModelConfig {
     }
 
     /// What follows the linear layer of each level in the head.
-    pub(crate) fn level_activation(&self) -> Option<Activation> {
+    pub fn level_activation(&self) -> LevelActivation {
         let default = match self.head_norm {
             HeadNorm::Batch => LevelActivation::None,
             HeadNorm::None => LevelActivation::Relu,
         };
-        self.head_activation.unwrap_or(default).into()
+        self.head_activation.unwrap_or(default)
     }
 
     /// Checks what no model can have.

@@ -52,7 +52,7 @@ impl Head {
                 ConvShape::POINTWISE,
                 device,
             ),
-            activation: config.level_activation(),
+            activation: config.level_activation().into(),
             dropout: config.dropout,
         }
     }

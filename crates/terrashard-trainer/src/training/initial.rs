@@ -132,24 +132,8 @@ impl WeightsFile {
                 "a file with tensors of the model, made by `terrashard import` or `export`";
             return Err(Error::invalid("train.init", path.display(), expected));
         }
-        let there = &weights.model;
-        let mut differs = Vec::new();
-        for (key, theirs, ours) in [
-            (
-                "layer_norm_eps",
-                Some(there.layer_norm_eps),
-                Some(model.layer_norm_eps),
-            ),
-            ("embed_norm_eps", there.embed_norm_eps, model.embed_norm_eps),
-            ("attn_norm_eps", there.attn_norm_eps, model.attn_norm_eps),
-        ] {
-            if let (Some(theirs), true) = (theirs, theirs != ours) {
-                differs.push(format!("`model.{key} = {theirs:e}`"));
-            }
-        }
-        if there.activation != model.activation {
-            differs.push("another `model.activation`".into());
-        }
+        check_sizes_beside_shapes(path, &weights, model)?;
+        let differs = differences(&weights, model);
         Ok(Self {
             weights,
             taken: [taken, all],
@@ -167,4 +151,70 @@ impl WeightsFile {
         let values = source.read_f32(name, Kind::Parameter, 0..shape.iter().product());
         Ok(Some(values?))
     }
+}
+
+/// Whether a file has any parameter whose name begins like this.
+fn has(weights: &TrainedModel, prefix: &str) -> bool {
+    let tensors = weights.source().tensors();
+    let mut tensors = tensors.iter();
+    tensors.any(|tensor| tensor.kind == Kind::Parameter && tensor.name.starts_with(prefix))
+}
+
+/// Compares the sizes of the encoder that no shape tells of, in the stages of which the file has what they are sizes of.
+fn check_sizes_beside_shapes(
+    path: &Path,
+    weights: &TrainedModel,
+    model: &ModelConfig,
+) -> Result<()> {
+    let there = &weights.model;
+    for (key, part, theirs, ours) in [
+        ("heads", "blocks.", there.heads, model.heads),
+        ("sr_ratios", "blocks.", there.sr_ratios, model.sr_ratios),
+        ("stride", "embed.", there.stride, model.stride),
+    ] {
+        let differs = (0..4).any(|stage| {
+            theirs[stage] != ours[stage] && has(weights, &format!("stages.{stage}.{part}"))
+        });
+        if differs {
+            let expected = format!(
+                "the encoder of `[model]`: it was trained with `model.{key} = {theirs:?}`, here it is {ours:?}; set it as it is there"
+            );
+            return Err(Error::invalid("train.init", path.display(), expected));
+        }
+    }
+    Ok(())
+}
+
+/// With what else than the model the tensors of a file were trained.
+fn differences(weights: &TrainedModel, model: &ModelConfig) -> Vec<String> {
+    let there = &weights.model;
+    let of = |model: &ModelConfig, own: Option<f64>| own.unwrap_or(model.layer_norm_eps);
+    let mut differs = Vec::new();
+    let epsilons = [
+        (
+            "layer_norm_eps",
+            Some(there.layer_norm_eps),
+            Some(model.layer_norm_eps),
+        ),
+        ("embed_norm_eps", there.embed_norm_eps, model.embed_norm_eps),
+        ("attn_norm_eps", there.attn_norm_eps, model.attn_norm_eps),
+    ];
+    for (key, theirs, ours) in epsilons {
+        let in_force = of(there, theirs);
+        if theirs != ours && in_force != of(model, ours) {
+            differs.push(format!("`model.{key} = {in_force:e}`"));
+        }
+    }
+    if there.activation != model.activation {
+        differs.push("another `model.activation`".into());
+    }
+    if has(weights, "tail.head.") {
+        if there.head_norm != model.head_norm {
+            differs.push("another `model.head_norm`".into());
+        }
+        if there.level_activation() != model.level_activation() {
+            differs.push("another `model.head_activation`".into());
+        }
+    }
+    differs
 }
