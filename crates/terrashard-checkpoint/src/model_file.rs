@@ -87,6 +87,9 @@ struct Stored {
 }
 
 impl ModelFile {
+    /// The entry of the metadata by which a file says that it is one: without it, [`Error::NotAModel`] names this key.
+    pub const MARK: &str = KEY_VERSION;
+
     /// Writes a model file, asking for the little-endian bytes of one tensor at a time. Tied tensors are not asked
     /// for. The file appears at once and whole, or not at all.
     ///

@@ -32,6 +32,26 @@ pub enum Error {
         /// Its name there.
         name: String,
     },
+    /// A configuration beside a checkpoint tells of another model than its tensors.
+    #[error(
+        "its config.json has {told} for `{key}`, its tensors have {found}: take both from one checkpoint"
+    )]
+    ImportContradiction {
+        /// The configuration's key, with the stage behind it if it has a value for each.
+        key: String,
+        /// Its value.
+        told: usize,
+        /// That of the tensors.
+        found: String,
+    },
+    /// A checkpoint has names of its origin, but nothing of the model.
+    #[error(
+        "the model has none of its tensors, such as `{example}`: give the checkpoint of a MiT or SegFormer"
+    )]
+    ImportNothing {
+        /// One of them.
+        example: String,
+    },
     /// A tensor of another project's checkpoint does not fit the model that the others make.
     #[error(
         "`{source_name}` does not fit `{name}`: it gives {} rows of {} values, expected are {} of {}",

@@ -3,6 +3,7 @@
 //! Plain names, shapes and values; whoever imports reads the files.
 
 mod names;
+mod sizes;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -11,7 +12,8 @@ use burn::tensor::Device;
 use serde::{Deserialize, Serialize};
 
 use self::names::Rows;
-use crate::config::{FeedForward, HeadNorm, LevelActivation, ModelConfig, Upsampling};
+pub use self::sizes::{HuggingFaceConfig, Told};
+use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 use crate::weights;
 
@@ -46,46 +48,6 @@ impl Origin {
             Self::Mmseg => "mmseg",
             Self::Safetensors => "safetensors",
         }
-    }
-}
-
-/// What shapes do not tell of a model. Without it, that of MiT.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Told {
-    /// Attention heads of each stage. Default: 1, 2, 5, 8.
-    pub heads: Option<[usize; 4]>,
-    /// Stride of each stage's patch embedding. Default: 4, 2, 2, 2.
-    pub stride: Option<[usize; 4]>,
-    /// Activation of the feed-forward parts. Default: silu within s2s2net, else gelu.
-    pub activation: Option<FeedForward>,
-}
-
-/// Of transformers' `config.json`, what shapes do not tell.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub struct HuggingFaceConfig {
-    num_attention_heads: [usize; 4],
-    strides: [usize; 4],
-    hidden_act: String,
-}
-
-impl HuggingFaceConfig {
-    /// What it tells.
-    ///
-    /// # Errors
-    /// [`Error::ImportActivation`] for an activation that models here do not have.
-    pub fn told(&self) -> Result<Told> {
-        let activation = match self.hidden_act.as_str() {
-            "gelu" => FeedForward::Gelu,
-            "silu" | "swish" => FeedForward::Silu,
-            other => {
-                return Err(Error::ImportActivation { name: other.into() });
-            }
-        };
-        Ok(Told {
-            heads: Some(self.num_attention_heads),
-            stride: Some(self.strides),
-            activation: Some(activation),
-        })
     }
 }
 
@@ -124,6 +86,8 @@ struct Part {
     /// Values in a row.
     width: usize,
     order: usize,
+    /// How many parts make the whole.
+    of: usize,
 }
 
 /// The first layer's weight, the only one whose shape depends on the bands.
@@ -134,8 +98,9 @@ impl Import {
     /// source's.
     ///
     /// # Errors
-    /// [`Error::Origin`] if no name is of this origin, [`Error::Config`] if no model has such sizes, [`Error::ImportShape`] for a
-    /// tensor that does not fit the others.
+    /// [`Error::Origin`] if no name is of this origin, [`Error::ImportNothing`] if none is of the model,
+    /// [`Error::ImportContradiction`] if what is told of it is not what the tensors are of, [`Error::Config`] if no model has such
+    /// sizes, [`Error::ImportShape`] for a tensor that does not fit the others.
     pub fn new(
         origin: Origin,
         source: &[(String, Vec<usize>)],
@@ -143,17 +108,7 @@ impl Import {
         bands: Option<usize>,
     ) -> Result<Self> {
         let (found, unexpected) = find(origin, source)?;
-        let shapes: BTreeMap<&str, &[usize]> = source
-            .iter()
-            .map(|(name, shape)| (name.as_str(), &shape[..]))
-            .collect();
-        let shape = |name: &str| {
-            let parts = found.get(name)?;
-            let mut shape = shapes.get(parts.first()?.source.as_str())?.to_vec();
-            *shape.first_mut()? = parts.iter().map(|part| part.rows.len()).sum();
-            Some(shape)
-        };
-        let config = config(origin, told, &found, shape);
+        let config = sizes::config(origin, &told, &found, source)?;
         Self::of(config, found, unexpected, bands)
     }
 
@@ -193,6 +148,12 @@ impl Import {
                 missing.push(name);
                 continue;
             };
+            // Of keys and values in two tensors, one alone is neither.
+            if parts.len() < parts[0].of {
+                unexpected.extend(parts.into_iter().map(|part| part.source));
+                missing.push(name);
+                continue;
+            }
             let changes = name == STEM && own_bands != config.bands;
             let mut expected = shape.clone();
             if changes {
@@ -220,6 +181,10 @@ impl Import {
         unexpected.extend(others);
         unexpected.sort();
         unexpected.dedup();
+        if tensors.is_empty() {
+            let example = unexpected.swap_remove(0);
+            return Err(Error::ImportNothing { example });
+        }
         Ok(Self {
             config,
             tensors,
@@ -301,6 +266,7 @@ fn find(origin: Origin, source: &[(String, Vec<usize>)]) -> Result<(Parts, Vec<S
                 rows: range,
                 width: shape.iter().skip(1).product(),
                 order: part.order,
+                of: part.of,
             });
         }
     }
@@ -311,88 +277,6 @@ fn find(origin: Origin, source: &[(String, Vec<usize>)]) -> Result<(Parts, Vec<S
         .values_mut()
         .for_each(|parts| parts.sort_by_key(|part| part.order));
     Ok((found, unexpected))
-}
-
-/// The model that the shapes tell of.
-fn config(
-    origin: Origin,
-    told: Told,
-    found: &Parts,
-    shape: impl Fn(&str) -> Option<Vec<usize>>,
-) -> ModelConfig {
-    let default = ModelConfig::b0();
-    let size = |name: &str, axis: usize| shape(name).and_then(|shape| shape.get(axis).copied());
-    let of_stages = |value: &dyn Fn(usize) -> usize| [0, 1, 2, 3].map(value);
-    let dims = of_stages(&|stage| {
-        let bias = size(&format!("stages.{stage}.embed_norm.weight"), 0);
-        let embed = size(&format!("stages.{stage}.embed.weight"), 0);
-        embed.or(bias).unwrap_or(default.dims[stage])
-    });
-    let depths = of_stages(&|stage| {
-        let prefix = format!("stages.{stage}.blocks.");
-        let blocks = found.keys().filter_map(|name| {
-            let (block, _) = name.strip_prefix(&prefix)?.split_once('.')?;
-            block.parse::<usize>().ok()
-        });
-        blocks
-            .max()
-            .map_or(default.depths[stage], |last| last.saturating_add(1))
-    });
-    let kernel = size("stages.0.blocks.0.ffn.fc1.weight", 0).map(|hidden| hidden / dims[0].max(1));
-    let has = |name: &str| found.contains_key(name);
-    let head_norm = match has("tail.head.bn.weight") || !has("tail.head.fuse.bias") {
-        true => HeadNorm::Batch,
-        false => HeadNorm::None,
-    };
-    let steps = found
-        .keys()
-        .filter(|name| name.starts_with("tail.up.") && name.ends_with(".weight"))
-        .count();
-    let is_s2s2net = steps > 0;
-    let last = match is_s2s2net {
-        true => format!("tail.up.{}.weight", steps - 1),
-        false => "tail.seg.conv1.weight".into(),
-    };
-    let epsilons = match origin {
-        // Transformers' code never reads its configuration's `layer_norm_eps`.
-        Origin::HuggingFace => (1e-5, None),
-        Origin::Nvlabs => (1e-6, Some(1e-5)),
-        Origin::Mmseg | Origin::Safetensors => (1e-6, None),
-    };
-    let silu = is_s2s2net && head_norm == HeadNorm::None;
-    ModelConfig {
-        dims,
-        depths,
-        heads: told.heads.unwrap_or(default.heads),
-        sr_ratios: of_stages(&|stage| {
-            size(&format!("stages.{stage}.blocks.0.attn.sr.weight"), 2).unwrap_or(1)
-        }),
-        mlp_ratio: kernel.unwrap_or(default.mlp_ratio),
-        patch: of_stages(&|stage| {
-            let kernel = size(&format!("stages.{stage}.embed.weight"), 2);
-            kernel.unwrap_or(default.patch[stage])
-        }),
-        stride: told.stride.unwrap_or(default.stride),
-        bands: size(STEM, 1).unwrap_or(default.bands),
-        head_channels: size("tail.head.linear.0.weight", 0).unwrap_or(default.head_channels),
-        head_norm,
-        head_activation: silu.then_some(LevelActivation::Silu),
-        head_outputs: size("tail.head.cls.weight", 0).unwrap_or(default.head_outputs),
-        activation: told.activation.unwrap_or(match silu {
-            true => FeedForward::Silu,
-            false => FeedForward::Gelu,
-        }),
-        upsampling: match is_s2s2net {
-            true => Upsampling::Progressive,
-            false => Upsampling::Direct,
-        },
-        superres: has("tail.sr.conv1.weight"),
-        classes: size(&last, 0).unwrap_or(default.classes),
-        layer_norm_eps: epsilons.0,
-        embed_norm_eps: epsilons.1,
-        attn_norm_eps: epsilons.1,
-        ..default
-    }
 }
 
 fn wrong_origin(origin: Origin, source: &[(String, Vec<usize>)]) -> Error {

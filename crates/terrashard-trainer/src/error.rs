@@ -165,6 +165,15 @@ pub enum Error {
         /// What to give instead.
         remedy: String,
     },
+    /// A checkpoint of another project makes no model.
+    #[error("failed to import {}: {source}", path.display())]
+    Import {
+        /// Its weights.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: terrashard_models::Error,
+    },
     /// A checkpoint of another project lacks tensors of the encoder.
     #[error(
         "failed to import {}: it has no `{missing}`{}; import what it has with `--allow-partial`",
@@ -375,8 +384,16 @@ impl Error {
         move |source| Error::Write { path, source }
     }
 
-    /// For `map_err` on writing a checkpoint or model file.
+    /// For `map_err` on writing a checkpoint or model file: [`Error::Save`], or [`Error::Checkpoint`] if one that it is made of cannot
+    /// be read.
     pub(crate) fn save(source: terrashard_checkpoint::Error) -> Error {
+        let source = match source {
+            terrashard_checkpoint::Error::Fetch { tensor, source } => match source.downcast() {
+                Ok(source) => return Error::Checkpoint(source),
+                Err(source) => terrashard_checkpoint::Error::Fetch { tensor, source },
+            },
+            other => other,
+        };
         Error::Save {
             source: Box::new(source),
         }

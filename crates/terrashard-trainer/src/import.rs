@@ -1,6 +1,7 @@
 //! `import`: a checkpoint of another project as a model file.
 
 use std::borrow::Cow;
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -14,6 +15,7 @@ use terrashard_models::{HuggingFaceConfig, Import, ModelConfig, Origin, Told};
 use crate::config::{Band, DataSection};
 use crate::error::{Error, Result};
 use crate::output_file;
+use crate::record::counted;
 use crate::trained_model::THRESHOLD;
 use crate::training::TOOL;
 
@@ -50,13 +52,16 @@ pub struct Imported {
     pub missing: Vec<String>,
     /// Tensors of the source that the model has no place for.
     pub unexpected: Vec<String>,
+    /// What was imported and is hardly meant.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
 }
 
 /// Writes what a checkpoint of another project has of a model as a model file, which `train.init` takes, and `test` and `predict`
 /// too if nothing is missing.
 ///
 /// # Errors
-/// [`Error::Checkpoint`] and [`Error::Read`] for the source, [`Error::Model`] if its tensors are not of this origin or make no model,
+/// [`Error::Checkpoint`] and [`Error::Read`] for the source, [`Error::Import`] if its tensors are not of this origin or make no model,
 /// [`Error::PartialEncoder`], [`Error::InvalidValue`] if the output is what is read, [`Error::Save`].
 pub fn import(options: &ImportOptions) -> Result<Imported> {
     let ImportOptions {
@@ -84,9 +89,13 @@ pub fn import(options: &ImportOptions) -> Result<Imported> {
         _ => None,
     };
     let import = match &described {
-        Some(described) => Import::described(described.model.clone(), &tensors, *bands)?,
-        None => Import::new(*origin, &tensors, told, *bands)?,
+        Some(described) => Import::described(described.model.clone(), &tensors, *bands),
+        None => Import::new(*origin, &tensors, told, *bands),
     };
+    let import = import.map_err(|source| Error::Import {
+        path: weights.clone(),
+        source,
+    })?;
     let lacking: Vec<&str> = import.missing_of_encoder().collect();
     if let (Some(first), false) = (lacking.first(), allow_partial) {
         return Err(Error::PartialEncoder {
@@ -95,8 +104,13 @@ pub fn import(options: &ImportOptions) -> Result<Imported> {
             others: lacking.len() - 1,
         });
     }
-    write(&import, &file, described.as_ref(), output)?;
+    let not_finite = write(&import, &file, described.as_ref(), output)?;
+    let warnings = not_finite.into_iter().map(|(name, count)| {
+        let values = counted(count, "value");
+        format!("tensor `{name}` of the source has {values} that are NaN or infinite")
+    });
     Ok(Imported {
+        warnings: warnings.collect(),
         file: output.clone(),
         origin: *origin,
         bands: import.widened().map(|(from, to)| {
@@ -152,7 +166,10 @@ fn describe(path: &Path) -> Result<Option<Described>> {
     let file = match ModelFile::open(path) {
         Ok(file) => file,
         Err(
-            terrashard_checkpoint::Error::NotAModel { .. }
+            terrashard_checkpoint::Error::NotAModel {
+                key: ModelFile::MARK,
+                ..
+            }
             | terrashard_checkpoint::Error::Header { .. },
         ) => return Ok(None),
         Err(error) => return Err(error.into()),
@@ -172,12 +189,13 @@ fn describe(path: &Path) -> Result<Option<Described>> {
     }))
 }
 
+/// Writes the model file. Tells by name which tensors of the source have values that are no finite `f32`, and how many.
 fn write(
     import: &Import,
     file: &ForeignFile,
     described: Option<&Described>,
     output: &Path,
-) -> Result<()> {
+) -> Result<BTreeMap<String, usize>> {
     let specs: Vec<TensorSpec> = import
         .tensors
         .iter()
@@ -194,6 +212,18 @@ fn write(
         .iter()
         .map(|tensor| (tensor.name.as_str(), tensor))
         .collect();
+    let not_finite = RefCell::new(BTreeMap::new());
+    let inspect = |name: &str, count: usize| {
+        if count > 0 {
+            not_finite.borrow_mut().insert(name.to_owned(), count);
+        }
+    };
+    let read = |name: &str| {
+        let values = file.read(name)?;
+        let unusual = values.iter().filter(|value| !value.is_finite());
+        inspect(name, unusual.count());
+        Ok(values)
+    };
     let fetch = |spec: &TensorSpec| -> Result<Cow<'static, [u8]>, terrashard_checkpoint::Error> {
         let tensor = tensors[spec.name.as_str()];
         let bytes: Vec<u8> = match (spec.dtype, described) {
@@ -201,16 +231,18 @@ fn write(
             (ElementType::F64, Some(described)) => {
                 let source = &described.source;
                 let values = source.read_f64(&spec.name, spec.kind, 0..spec.numel())?;
+                let unusual = values.iter().filter(|value| !value.is_finite());
+                inspect(&spec.name, unusual.count());
                 values.into_iter().flat_map(f64::to_le_bytes).collect()
             }
             (ElementType::F64, None) => {
-                let values = tensor.values(|name| file.read(name))?.into_iter();
+                let values = tensor.values(read)?.into_iter();
                 values
                     .flat_map(|value| f64::from(value).to_le_bytes())
                     .collect()
             }
             _ => {
-                let values = tensor.values(|name| file.read(name))?;
+                let values = tensor.values(read)?;
                 values.into_iter().flat_map(f32::to_le_bytes).collect()
             }
         };
@@ -221,7 +253,8 @@ fn write(
         Some(described) if import.widened().is_none() => described.description.clone(),
         _ => description(&import.config),
     };
-    ModelFile::write(output, &description, &specs, fetch).map_err(Error::save)
+    ModelFile::write(output, &description, &specs, fetch).map_err(Error::save)?;
+    Ok(not_finite.into_inner())
 }
 
 /// What the file says of the model. The source says nothing of its input: bands are taken in the order of the image, and all else is what

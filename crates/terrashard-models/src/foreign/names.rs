@@ -17,6 +17,8 @@ pub(super) enum Rows {
 pub(super) struct Part {
     pub(super) name: String,
     pub(super) order: usize,
+    /// How many make the whole.
+    pub(super) of: usize,
     pub(super) rows: Rows,
 }
 
@@ -24,8 +26,13 @@ pub(super) struct Part {
 pub(super) fn parts(origin: Origin, name: &str) -> Vec<Part> {
     let whole = |name: String| part(name, 0, Rows::All);
     match origin {
-        Origin::HuggingFace => hugging_face(name)
-            .map_or_else(Vec::new, |(name, order)| vec![part(name, order, Rows::All)]),
+        Origin::HuggingFace => {
+            let part = hugging_face(name).map(|(name, order)| Part {
+                of: 1 + usize::from(name.contains(".attn.kv.")),
+                ..part(name, order, Rows::All)
+            });
+            part.into_iter().collect()
+        }
         Origin::Nvlabs => nvlabs(name).into_iter().map(whole).collect(),
         Origin::Mmseg => mmseg(name),
         Origin::Safetensors => {
@@ -36,7 +43,12 @@ pub(super) fn parts(origin: Origin, name: &str) -> Vec<Part> {
 }
 
 fn part(name: String, order: usize, rows: Rows) -> Part {
-    Part { name, order, rows }
+    Part {
+        name,
+        order,
+        of: 1,
+        rows,
+    }
 }
 
 /// The number at the beginning and what follows its dot.
@@ -232,11 +244,12 @@ mod tests {
 
     #[track_caller]
     fn check(origin: Origin, name: &str, expected: &[(&str, usize, Rows)]) {
-        let expected: Vec<Part> = expected
+        let parts = parts(origin, name);
+        let parts: Vec<_> = parts
             .iter()
-            .map(|(name, order, rows)| part((*name).into(), *order, *rows))
+            .map(|part| (&part.name[..], part.order, part.rows))
             .collect();
-        assert_eq!(parts(origin, name), expected, "{name}");
+        assert_eq!(parts, expected, "{name}");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::document;
 use crate::arguments::{ExportArguments, ImportArguments};
-use crate::console::print;
+use crate::console::{print, tell};
 use crate::error::Result;
 use crate::export::{Export, Weights};
 use crate::import::{ImportOptions, Imported};
@@ -42,6 +42,9 @@ pub(super) fn import(arguments: ImportArguments) -> Result<()> {
         bands,
         allow_partial,
     })?;
+    for warning in &imported.warnings {
+        tell(&format!("warning: {warning}"));
+    }
     print(&match json {
         true => document(&imported),
         false => import_table(&imported),

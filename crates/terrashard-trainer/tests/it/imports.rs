@@ -8,13 +8,13 @@ use terrashard_checkpoint::{ForeignFile, Kind, Source};
 use crate::scenario::Scenario;
 
 /// A file of the reference sets.
-fn fixture(name: &str) -> String {
+pub(crate) fn fixture(name: &str) -> String {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures");
     fixtures.join(name).display().to_string()
 }
 
 #[track_caller]
-fn run(scenario: &Scenario, arguments: &[&str]) -> Result<String, String> {
+pub(crate) fn run(scenario: &Scenario, arguments: &[&str]) -> Result<String, String> {
     let output = scenario.terrashard(arguments);
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     match output.status.success() {

@@ -12,6 +12,7 @@ mod exports;
 mod folder;
 mod highres;
 mod imports;
+mod imports_refused;
 mod info;
 mod inputs;
 mod plan;
