@@ -153,7 +153,7 @@ impl Check {
 /// Looks at everything. Where ranks are processes, each of them calls it, and the first gets the answer.
 ///
 /// # Errors
-/// [`Error::Collective`](crate::Error::Collective), [`Error::Rank`](crate::Error::Rank) if ranks cannot talk.
+/// [`Error::Collective`], [`Error::Rank`] if ranks cannot talk.
 pub fn examine(options: &DoctorOptions) -> Result<Option<Checkup>> {
     let Some(bandwidth) = links::measure(options)? else {
         return Ok(None);
