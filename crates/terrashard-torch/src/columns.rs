@@ -2,8 +2,8 @@
 
 use tch::Tensor;
 
+use crate::Result;
 use crate::shim::{Call, Outputs, columns as border};
-use crate::{Error, Result};
 
 /// The nine copies of each map, shifted by one pixel each way and 0 beyond the border, as `im2col` has them.
 ///
@@ -13,9 +13,9 @@ use crate::{Error, Result};
 /// x `[n, c, h, w]`; result `[n, 9 c, h w]`.
 ///
 /// # Errors
-/// [`Error::Count`] for another number of dimensions. [`Error::Exception`] if memory is used up.
+/// [`Error::Count`](crate::Error) for another number of dimensions. [`Error::Exception`](crate::Error) if memory is used up.
 pub fn columns(x: &Tensor) -> Result<Tensor> {
-    check(x, "dimensions of maps", 4)?;
+    Call::Columns.check("dimensions of maps", 4, x.dim() as i64)?;
     let mut out = Outputs::new(Call::Columns);
     border::columns(x, &mut out)?;
     out.tensor(0)
@@ -27,36 +27,15 @@ pub fn columns(x: &Tensor) -> Result<Tensor> {
 /// columns `[n, 9 c, h w]`; result `[n, c, h, w]`.
 ///
 /// # Errors
-/// [`Error::Count`] for another number of dimensions, channels that are no multiple of 9, or another number of pixels.
-/// [`Error::Exception`] if memory is used up.
+/// [`Error::Count`](crate::Error) for another number of dimensions, channels that are no multiple of 9, or another number of pixels.
+/// [`Error::Exception`](crate::Error) if memory is used up.
 pub fn columns_backward(columns: &Tensor, [h, w]: [i64; 2]) -> Result<Tensor> {
-    check(columns, "dimensions of columns", 3)?;
+    Call::Columns.check("dimensions of columns", 3, columns.dim() as i64)?;
     let size = columns.size();
-    let call = Call::ColumnsBackward.name();
-    let count = |what, expected: i64, got: i64| match expected == got {
-        true => Ok(()),
-        false => Err(Error::Count {
-            call,
-            what,
-            expected: expected.max(0) as usize,
-            got: got.max(0) as usize,
-        }),
-    };
-    count("channels", size[1] / 9 * 9, size[1])?;
-    count("pixels", h * w, size[2])?;
+    let call = Call::ColumnsBackward;
+    call.check("channels", size[1] / 9 * 9, size[1])?;
+    call.check("pixels", h * w, size[2])?;
     let mut out = Outputs::new(Call::ColumnsBackward);
     border::columns_backward(columns, [h, w], &mut out)?;
     out.tensor(0)
-}
-
-fn check(tensor: &Tensor, what: &'static str, expected: usize) -> Result<()> {
-    match tensor.dim() == expected {
-        true => Ok(()),
-        false => Err(Error::Count {
-            call: Call::Columns.name(),
-            what,
-            expected,
-            got: tensor.dim(),
-        }),
-    }
 }

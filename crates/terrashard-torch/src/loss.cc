@@ -27,7 +27,7 @@ constexpr int64_t kLargest = 16;
 std::string define(const char* name, int64_t value) { return std::string(name) + "=" + std::to_string(value); }
 
 const terrashard::Program* program(const Tensor& map, const Tensor& target, int64_t factor, std::vector<std::string> others) {
-  const bool suits = map.numel() > 0 && map.is_contiguous() && target.is_contiguous() && target.device() == map.device();
+  const bool suits = map.is_cuda() && map.numel() > 0 && map.is_contiguous() && target.is_contiguous() && target.device() == map.device();
   if (!suits || factor > kLargest) return nullptr;
   others.push_back(define("FACTOR", factor));
   others.push_back(define("THREADS", kThreads));

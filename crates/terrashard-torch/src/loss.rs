@@ -5,8 +5,8 @@
 
 use tch::{Kind, Tensor};
 
+use crate::Result;
 use crate::shim::{Call, Outputs, loss as border};
-use crate::{Error, Result};
 
 /// A loss of logits beside a mask.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -68,7 +68,7 @@ pub struct LossAndSlope {
 /// map `[N, classes, h, w]`, labels `[N, factor h, factor w]`.
 ///
 /// # Errors
-/// [`Error::Count`] for other shapes. [`Error::Exception`] if memory is used up.
+/// [`Error::Count`](crate::Error) for other shapes. [`Error::Exception`](crate::Error) if memory is used up.
 pub fn mask_loss(
     map: &Tensor,
     labels: &Tensor,
@@ -79,7 +79,7 @@ pub fn mask_loss(
     let call = Call::MaskLoss;
     let size = dimensions(call, map)?;
     let classes = factor.min(3);
-    count(call, "classes of pixels", classes * classes, size[1])?;
+    call.check("classes of pixels", classes * classes, size[1])?;
     let pixels = [size[0], factor * size[2], factor * size[3]];
     same(call, &pixels, &labels.size())?;
     let mut out = Outputs::new(call);
@@ -110,7 +110,7 @@ pub fn l1_loss(
     let [n, channels, h, w] = dimensions(call, map)?;
     let classes = factor.min(3);
     let planes = channels / (classes * classes).max(1);
-    count(call, "channels", planes * classes * classes, channels)?;
+    call.check("channels", planes * classes * classes, channels)?;
     same(call, &[n, planes, factor * h, factor * w], &target.size())?;
     let mut out = Outputs::new(call);
     border::l1_loss([map, target], factor, slopes, &mut out)?;
@@ -125,34 +125,18 @@ fn given(out: Outputs<2>, values: i64) -> Option<LossAndSlope> {
     })
 }
 
+/// The sizes of a map's four dimensions.
 fn dimensions(call: Call, map: &Tensor) -> Result<[i64; 4]> {
+    call.check("dimensions of maps", 4, map.dim() as i64)?;
     let size = map.size();
-    size[..]
-        .try_into()
-        .map_err(|_| error(call, "dimensions of maps", 4, size.len() as i64))
+    Ok([size[0], size[1], size[2], size[3]])
 }
 
 fn same(call: Call, expected: &[i64], got: &[i64]) -> Result<()> {
     let dimensions = expected.len() as i64;
-    count(call, "dimensions of targets", dimensions, got.len() as i64)?;
+    call.check("dimensions of targets", dimensions, got.len() as i64)?;
     let pairs = expected.iter().zip(got);
     pairs
         .into_iter()
-        .try_for_each(|(expected, got)| count(call, "pixels of targets", *expected, *got))
-}
-
-fn count(call: Call, what: &'static str, expected: i64, got: i64) -> Result<()> {
-    match expected == got {
-        true => Ok(()),
-        false => Err(error(call, what, expected, got)),
-    }
-}
-
-fn error(call: Call, what: &'static str, expected: i64, got: i64) -> Error {
-    Error::Count {
-        call: call.name(),
-        what,
-        expected: expected.max(0) as usize,
-        got: got.max(0) as usize,
-    }
+        .try_for_each(|(expected, got)| call.check("pixels of targets", *expected, *got))
 }

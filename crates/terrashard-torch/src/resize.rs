@@ -2,8 +2,8 @@
 
 use tch::Tensor;
 
+use crate::Result;
 use crate::shim::{Call, Outputs, resize as border};
-use crate::{Error, Result};
 
 /// Resizes maps to `size` pixels by bilinear interpolation, corners not aligned.
 ///
@@ -14,7 +14,7 @@ use crate::{Error, Result};
 /// x `[N, C, h, w]`; result `[N, C, height, width]`, its channels side by side where those of x are.
 ///
 /// # Errors
-/// [`Error::Count`] for another number of dimensions. [`Error::Exception`] for sizes of 0, or if memory is used up.
+/// [`Error::Count`](crate::Error) for another number of dimensions. [`Error::Exception`](crate::Error) for sizes of 0, or if memory is used up.
 pub fn resize_bilinear(x: &Tensor, size: [i64; 2]) -> Result<Tensor> {
     check(Call::Resize, x)?;
     let mut out = Outputs::new(Call::Resize);
@@ -37,13 +37,5 @@ pub fn resize_bilinear_backward(gradient: &Tensor, size: [i64; 2]) -> Result<Ten
 }
 
 fn check(call: Call, maps: &Tensor) -> Result<()> {
-    match maps.dim() {
-        4 => Ok(()),
-        got => Err(Error::Count {
-            call: call.name(),
-            what: "dimensions of maps",
-            expected: 4,
-            got,
-        }),
-    }
+    call.check("dimensions of maps", 4, maps.dim() as i64)
 }

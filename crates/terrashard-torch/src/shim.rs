@@ -173,6 +173,22 @@ impl Call {
         }
     }
 
+    /// Refuses another number of something than the call takes.
+    ///
+    /// # Errors
+    /// [`Error::Count`].
+    pub(crate) fn check(self, what: &'static str, expected: i64, got: i64) -> Result<()> {
+        match expected == got {
+            true => Ok(()),
+            false => Err(Error::Count {
+                call: self.name(),
+                what,
+                expected: expected.max(0) as usize,
+                got: got.max(0) as usize,
+            }),
+        }
+    }
+
     /// Calls C++ with a place for the text of an exception.
     fn run(self, call: impl FnOnce(Message) -> c_int) -> Result<()> {
         let mut message = ptr::null_mut();

@@ -87,6 +87,15 @@ fn factor(loss: &Operation) -> f64 {
     }
 }
 
+/// A loss whose value the host knows already, and its gradient if it is asked for.
+fn known(map: &tch::Tensor, value: f64, slopes: bool, slope: impl FnOnce() -> tch::Tensor) -> Loss {
+    let kind = enlarge::wide(map.kind());
+    Loss {
+        value: tch::Tensor::full([1], value, (kind, map.device())),
+        slope: slopes.then(slope),
+    }
+}
+
 /// The loss without its factor, and its gradients if they are asked for; nothing for what is no loss of this kind.
 fn unscaled(
     loss: &Operation,
@@ -101,26 +110,17 @@ fn unscaled(
         Operation::SoftBce(bce, labels) => {
             with_mask(labels, |mask| losses::soft_bce(map, mask, *bce, slopes))
         }
-        Operation::Dice(dice, labels) => {
-            let kind = enlarge::wide(map.kind());
-            let slope = slopes
-                .then(|| with_mask(labels, |mask| losses::dice_slope(map, mask, dice.slopes())));
-            let value = tch::Tensor::full([1], dice.value(), (kind, map.device()));
-            Loss { value, slope }
-        }
+        Operation::Dice(dice, labels) => known(map, dice.value(), slopes, || {
+            with_mask(labels, |mask| losses::dice_slope(map, mask, dice.slopes()))
+        }),
         Operation::CrossEntropy(_, labels) => {
             with_mask(labels, |mask| classes::cross_entropy(map, mask, slopes))
         }
-        Operation::ClassDice(dice, labels) => {
-            let kind = enlarge::wide(map.kind());
-            let slope = slopes.then(|| {
-                with_mask(labels, |mask| {
-                    classes::dice_slope(map, mask, &dice.slopes())
-                })
-            });
-            let value = tch::Tensor::full([1], dice.value(), (kind, map.device()));
-            Loss { value, slope }
-        }
+        Operation::ClassDice(dice, labels) => known(map, dice.value(), slopes, || {
+            with_mask(labels, |mask| {
+                classes::dice_slope(map, mask, &dice.slopes())
+            })
+        }),
         Operation::L1(target, _) => {
             let target: Torch = target
                 .clone()
