@@ -14,7 +14,7 @@ use crate::fine_grid::{self, Fine};
 use crate::offset::ProductOffset;
 use crate::statistics::Statistics;
 use crate::sweep::sweep;
-use crate::{Error, SceneOptions, TargetOptions};
+use crate::{BandSelection, Error, SceneOptions, TargetOptions};
 
 /// How sure a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
@@ -226,23 +226,10 @@ fn inspect_image(image: &dyn RasterSource, options: &SceneOptions, findings: &mu
             None
         }
     };
-    let mut metadata = image.metadata().clone();
-    metadata.nodata = options.nodata.or(metadata.nodata);
-    let names = options.bands.titles(image.metadata());
-    let Some(statistics) = count(image, &metadata, &places, &names, findings) else {
-        return;
-    };
-    if metadata.nodata.is_none() {
-        scaling::undeclared_zeros(&statistics, path, findings);
-    }
-    if statistics.valid() > 0 {
-        let read = scaling::Read {
-            statistics: &statistics,
-            names: &names,
-            path,
-        };
+    let selected = (&options.bands, &places[..], options.nodata);
+    survey(image, selected, findings, |read, findings| {
         read.inspect(&options.scaling, product.as_ref(), findings);
-    }
+    });
 }
 
 fn inspect_target(
@@ -255,10 +242,24 @@ fn inspect_target(
         Ok(places) => places,
         Err(error) => return findings.push(Finding::of_error(path, &error)),
     };
-    let mut metadata = highres.metadata().clone();
-    metadata.nodata = options.nodata.or(metadata.nodata);
-    let names = options.bands.titles(highres.metadata());
-    let Some(statistics) = count(highres, &metadata, &places, &names, findings) else {
+    let selected = (&options.bands, &places[..], options.nodata);
+    survey(highres, selected, findings, |read, findings| {
+        read.inspect_range(&options.scaling, findings);
+    });
+}
+
+/// Counts the selected bands, with the nodata value that is asked for, and tells of zeros; of the numbers themselves `inspect` tells.
+fn survey(
+    source: &dyn RasterSource,
+    (bands, places, nodata): (&BandSelection, &[usize], Option<f64>),
+    findings: &mut Vec<Finding>,
+    inspect: impl FnOnce(&scaling::Read<'_>, &mut Vec<Finding>),
+) {
+    let path = source.path();
+    let mut metadata = source.metadata().clone();
+    metadata.nodata = nodata.or(metadata.nodata);
+    let names = bands.titles(source.metadata());
+    let Some(statistics) = count(source, &metadata, places, &names, findings) else {
         return;
     };
     if metadata.nodata.is_none() {
@@ -270,7 +271,7 @@ fn inspect_target(
             names: &names,
             path,
         };
-        read.inspect_range(&options.scaling, findings);
+        inspect(&read, findings);
     }
 }
 

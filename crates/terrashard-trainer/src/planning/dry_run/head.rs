@@ -203,25 +203,17 @@ impl Head {
 
     /// The last convolution, of single pixels.
     fn pointwise(&self, tape: &Tape, x: &Var, elements: u64) -> Var {
-        let machine = tape.machine.clone();
-        let fused = self.fused();
-        let y = {
-            let _x = machine.widened(&x.value);
-            machine.rounded(machine.inner(elements))
-        };
-        let kept = x.value.kept();
-        tape.record(&[x], y, move |gradient| {
-            let (x, wide) = (machine.widened(&kept), machine.widened(&gradient));
-            drop(gradient);
-            let gx = machine.inner(fused);
-            drop((x, wide));
-            vec![Some(machine.rounded(gx))]
-        })
+        computed_from(tape, x, self.fused(), elements)
     }
 }
 
 /// An activation as an operation of its own, which keeps its input.
 pub(super) fn activate(tape: &Tape, x: &Var, elements: u64) -> Var {
+    computed_from(tape, x, elements, elements)
+}
+
+/// An operation that keeps its input, of `inputs` elements, and widens it both ways.
+fn computed_from(tape: &Tape, x: &Var, inputs: u64, elements: u64) -> Var {
     let machine = tape.machine.clone();
     let y = {
         let _x = machine.widened(&x.value);
@@ -231,7 +223,7 @@ pub(super) fn activate(tape: &Tape, x: &Var, elements: u64) -> Var {
     tape.record(&[x], y, move |gradient| {
         let (x, wide) = (machine.widened(&kept), machine.widened(&gradient));
         drop(gradient);
-        let gx = machine.inner(elements);
+        let gx = machine.inner(inputs);
         drop((x, wide));
         vec![Some(machine.rounded(gx))]
     })

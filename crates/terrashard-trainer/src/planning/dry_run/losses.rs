@@ -71,8 +71,31 @@ pub(super) fn losses(tape: &Tape, loss: Loss, maps: &Maps) -> Vec<(Var, Blank)> 
 
 /// A loss of a mask, with so many temporaries on LibTorch.
 fn labelled(tape: &Tape, maps: &Maps, temporaries: u64) -> Var {
+    let map = &maps.segmentation;
+    in_pieces(tape, map, |machine| {
+        let image = map.elements / maps.images.max(1);
+        let own = piece(machine, maps.images, image) * image;
+        // Logits of 32 bits are read as they are.
+        match machine.is_narrow() {
+            true => temporaries * own,
+            false => (temporaries - 1) * own,
+        }
+    })
+}
+
+fn l1(tape: &Tape, maps: &Maps, map: &Map) -> Var {
+    in_pieces(tape, map, |machine| {
+        let image = map.pixels / maps.images.max(1);
+        let own = piece(machine, maps.images, image) * image;
+        // The differences of a piece, and the map with its columns laid out: three of so many rows as an input pixel has.
+        own + own * 3 / 5
+    })
+}
+
+/// A loss with its gradient. Where LibTorch composes it of its own operations, it has so many temporary floats at a time.
+fn in_pieces(tape: &Tape, map: &Map, temporary: impl FnOnce(&Machine) -> u64) -> Var {
     let machine = tape.machine.clone();
-    let Map { var, elements, .. } = maps.segmentation.clone();
+    let Map { var, elements, .. } = map.clone();
     let value = machine.floats(1);
     if machine.is_flex() {
         // Nothing of a map's size; 16 bits are widened first.
@@ -86,17 +109,9 @@ fn labelled(tape: &Tape, maps: &Maps, temporaries: u64) -> Var {
         });
     }
     let slope = machine.tensor(elements).kept();
-    if machine.computes_losses_in_one_pass() {
-        return tape.record(&[&var], value, move |_| vec![Some(slope)]);
+    if !machine.computes_losses_in_one_pass() {
+        drop(machine.bytes(temporary(&machine) * FLOAT));
     }
-    let image = elements / maps.images.max(1);
-    let own = piece(&machine, maps.images, image) * image;
-    // Logits of 32 bits are read as they are.
-    let maps = match machine.is_narrow() {
-        true => temporaries,
-        false => temporaries - 1,
-    };
-    drop(machine.bytes(maps * own * FLOAT));
     tape.record(&[&var], value, move |_| vec![Some(slope)])
 }
 
@@ -163,34 +178,4 @@ fn affinity(tape: &Tape, maps: &Maps, a: &(Var, u64), b: &(Var, u64)) -> Var {
         let whole = |elements| Some(machine.tensor(elements));
         elements.map(whole).to_vec()
     })
-}
-
-fn l1(tape: &Tape, maps: &Maps, map: &Map) -> Var {
-    let machine = tape.machine.clone();
-    let Map {
-        var,
-        elements,
-        pixels,
-    } = map.clone();
-    let value = machine.floats(1);
-    if machine.is_flex() {
-        drop(machine.widened(&var.value));
-        let kept = var.value.kept();
-        return tape.record(&[&var], value, move |_| {
-            let wide = machine.widened(&kept);
-            let slope = machine.inner(elements);
-            drop(wide);
-            vec![Some(machine.rounded(slope))]
-        });
-    }
-    let slope = machine.tensor(elements).kept();
-    if machine.computes_losses_in_one_pass() {
-        return tape.record(&[&var], value, move |_| vec![Some(slope)]);
-    }
-    let image = pixels / maps.images.max(1);
-    let own = piece(&machine, maps.images, image) * image;
-    // The differences of a piece, and the map with its columns laid out: three of so many rows as an input pixel has.
-    let laid = own * 3 / 5;
-    drop(machine.bytes((own + laid) * FLOAT));
-    tape.record(&[&var], value, move |_| vec![Some(slope)])
 }
