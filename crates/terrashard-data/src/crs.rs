@@ -6,14 +6,14 @@ use terrashard_raster::{Georeference, Metadata, Window};
 use crate::{Error, Result};
 
 /// Longitude and latitude on WGS 84, what GeoJSON is in.
-const LONGITUDE_LATITUDE: u32 = 4326;
+pub const LONGITUDE_LATITUDE: u32 = 4326;
 
 /// Pieces that each side of a footprint is cut into, since straight lines of one system are not straight in another.
 const PIECES: usize = 8;
 
 /// From the coordinates of one reference system to those of another.
 #[derive(Clone, Debug)]
-pub(crate) struct Reprojection {
+pub struct Reprojection {
     from: Option<(Box<Proj>, Box<Proj>)>,
     degrees: (bool, bool),
 }
@@ -23,7 +23,7 @@ impl Reprojection {
     ///
     /// # Errors
     /// [`Error::Crs`] where a code is not known or cannot be computed.
-    pub(crate) fn new(from: u32, to: u32) -> Result<Self> {
+    pub fn new(from: u32, to: u32) -> Result<Self> {
         if from == to {
             return Ok(Self {
                 from: None,
@@ -39,12 +39,12 @@ impl Reprojection {
     }
 
     /// Whether both systems are the same.
-    pub(crate) fn is_identity(&self) -> bool {
+    pub fn is_identity(&self) -> bool {
         self.from.is_none()
     }
 
     /// A point, x or longitude first; none where the systems do not meet there.
-    pub(crate) fn apply(&self, (x, y): (f64, f64)) -> Option<(f64, f64)> {
+    pub fn apply(&self, (x, y): (f64, f64)) -> Option<(f64, f64)> {
         let Some((from, to)) = &self.from else {
             return Some((x, y));
         };

@@ -75,7 +75,7 @@ pub use chips::{Batch, Chip, ChipOptions, Chips};
 pub use classification::IgnoreFrom;
 pub use confusion::Confusion;
 pub use confusion_matrix::ConfusionMatrix;
-pub use crs::footprint as ground;
+pub use crs::{LONGITUDE_LATITUDE, Reprojection, footprint as ground};
 pub use cutting::{CutOptions, CutReport, cut, write_files};
 pub use error::{Error, Result};
 pub use fidelity::{Comparison, DATA_RANGE, Fidelity};

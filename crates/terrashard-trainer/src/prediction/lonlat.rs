@@ -2,21 +2,16 @@
 
 use std::path::Path;
 
-use proj4rs::Proj;
-use proj4rs::transform::transform;
+use terrashard_data::{LONGITUDE_LATITUDE, Reprojection};
 use terrashard_raster::{Georeference, Transform};
 
 use crate::error::{Error, Result};
-
-/// The EPSG code of longitude and latitude on WGS 84.
-const WGS84: u16 = 4326;
 
 /// From pixel corners of a map to degrees.
 #[derive(Debug)]
 pub(crate) struct LonLat {
     pixels: Transform,
-    from: Proj,
-    to: Proj,
+    reprojection: Reprojection,
 }
 
 impl LonLat {
@@ -32,14 +27,11 @@ impl LonLat {
         let (Some(epsg), Some(pixels)) = (ground.epsg, ground.transform) else {
             return Err(refuse("without georeference".into()));
         };
-        let known = |code: u16| {
-            Proj::from_epsg_code(code).map_err(|error| refuse(format!("in EPSG:{epsg}, {error}")))
-        };
-        let code = u16::try_from(epsg).map_err(|_| refuse(format!("in EPSG:{epsg}")))?;
+        let reprojection = Reprojection::new(epsg, LONGITUDE_LATITUDE)
+            .map_err(|error| refuse(format!("in EPSG:{epsg}, {error}")))?;
         Ok(Self {
             pixels,
-            from: known(code)?,
-            to: known(WGS84)?,
+            reprojection,
         })
     }
 
@@ -49,17 +41,11 @@ impl LonLat {
     /// [`Error::InvalidValue`] for `key` where the reference system does not reach there.
     pub(crate) fn at(&self, key: &str, (column, row): (usize, usize)) -> Result<[f64; 2]> {
         let (x, y) = self.pixels.apply(column as f64, row as f64);
-        // Geographic systems count in radians.
-        let mut point = match self.from.is_latlong() {
-            true => (x.to_radians(), y.to_radians()),
-            false => (x, y),
-        };
-        let failed = |error: proj4rs::errors::Error| {
+        let (longitude, latitude) = self.reprojection.apply((x, y)).ok_or_else(|| {
             let expected = "a map within its reference system";
-            Error::invalid(key, format!("{x}, {y}: {error}"), expected)
-        };
-        transform(&self.from, &self.to, &mut point).map_err(failed)?;
-        Ok([point.0.to_degrees(), point.1.to_degrees()])
+            Error::invalid(key, format!("{x}, {y}"), expected)
+        })?;
+        Ok([longitude, latitude])
     }
 }
 
