@@ -41,6 +41,9 @@ pub(crate) enum Error {
     /// `tidy` found something.
     #[error("tidy: {count} finding(s), listed above")]
     Untidy { count: usize },
+    /// `compare` found figures that became worse.
+    #[error("{count} figure(s) of B are worse than A's by more than noise")]
+    Worse { count: usize },
     /// The arguments contradict each other or the state of the machine.
     #[error("{message}")]
     Usage { message: String },

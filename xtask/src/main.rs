@@ -7,6 +7,7 @@
 
 mod bench;
 mod ci;
+mod compare;
 mod demo;
 mod doc;
 mod error;
@@ -53,6 +54,8 @@ enum Command {
     Scene(scene::Args),
     /// Benchmarks.
     Bench(bench::Args),
+    /// Tells which differences between two records or runs are larger than noise; exit code 1 if B is worse in any.
+    Compare(compare::Args),
 }
 
 fn main() -> ExitCode {
@@ -67,6 +70,7 @@ fn main() -> ExitCode {
         Command::Libtorch(args) => libtorch::run(&args),
         Command::Scene(args) => scene::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Compare(args) => compare::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
