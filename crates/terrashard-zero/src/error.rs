@@ -93,6 +93,11 @@ pub enum Error {
         /// Number that ran.
         got: usize,
     },
+    /// The loss of a model does not depend on its parameters through a graph.
+    #[error(
+        "the loss of a micro-batch is outside the graph: make batches on `Training::device`, and run what has parameters by `Blocks::run`"
+    )]
+    Detached,
     /// A gradient held NaN or infinity and the policy is to stop.
     #[error("non-finite gradient in step {step}{} after {skipped} skipped step(s): {origin}", .loss_scale.map(|scale| format!(" at loss scale {scale}")).unwrap_or_default())]
     NonFinite {

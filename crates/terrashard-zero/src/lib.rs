@@ -1,6 +1,9 @@
 //! The sharded optimizer: ZeRO stages 0 to 3 over any burn module.
 //!
-//! Each rank builds its own model and a [`ZeroOptimizer`] from it. In forward, the model's blocks are run one by one with
+//! A model of one's own, any burn module with its loss, implements [`Trainable`]; [`Training`] then trains it at any stage. That is
+//! the way to begin with.
+//!
+//! Below it, each rank builds its own model and a [`ZeroOptimizer`] from it. In forward, the model's blocks are run one by one with
 //! [`ShardedParameters::block`], or entered with [`ShardedParameters::enter`]; their parameters join the autodiff graph at
 //! the depth of the activation that goes into the block, so that [`ZeroOptimizer::backward`] reduces gradients block by
 //! block while backward goes on. [`ZeroOptimizer::step`] clips and updates the rank's shard, and at stages 1 and 2 gathers
@@ -47,6 +50,7 @@ mod setup;
 mod sharded_parameters;
 mod slots;
 mod state;
+mod training;
 mod update;
 mod values;
 mod zero_optimizer;
@@ -66,6 +70,7 @@ pub use setup::Initial;
 pub use sharded_parameters::ShardedParameters;
 pub use slots::Slots;
 pub use state::{ReadState, StateKind, StatePiece};
+pub use training::{Blocks, Trainable, Trained, Training};
 pub use zero_optimizer::{HeldBytes, ZeroOptimizer};
 
 /// Compiles the example of the README.

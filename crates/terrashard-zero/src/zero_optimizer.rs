@@ -201,6 +201,11 @@ impl ZeroOptimizer {
         &self.parameters
     }
 
+    /// What the gradients of a step become together.
+    pub(crate) fn reduction(&self) -> Reduction {
+        self.parameters.0.config.reduction
+    }
+
     /// Optimizer steps applied so far.
     pub fn steps(&self) -> u64 {
         self.progress.steps
