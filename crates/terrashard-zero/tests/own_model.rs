@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use burn::module::{Module, Param};
-use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
+use burn::nn::{LayerNorm, LayerNormConfig, Linear};
 use burn::tensor::activation::gelu;
 use burn::tensor::{Device, Tensor};
 use terrashard_collectives::{Communicator, local};
