@@ -5,7 +5,7 @@ use std::time::Instant;
 use crate::error::{Error, Result};
 use crate::libtorch::LibTorch;
 use crate::workspace::{cargo, with_libtorch};
-use crate::{doc, test, tidy};
+use crate::{doc, package, test, tidy};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -21,6 +21,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         eprintln!("$ cargo xtask tidy");
         tidy::run()
     })?;
+    named("package", package::run(&package::Args::default()))?;
     let clippy = || cargo(&["clippy", "--workspace", "--all-targets"]);
     let strict = ["--", "-D", "warnings"];
     named("clippy", clippy().args(strict).run())?;

@@ -13,6 +13,7 @@ mod doc;
 mod error;
 mod libtorch;
 mod mpi;
+mod package;
 mod parity;
 mod scene;
 mod step;
@@ -44,6 +45,8 @@ enum Command {
     Tidy,
     /// API documentation of all crates, warnings are errors.
     Doc(doc::Args),
+    /// The archives that would be published, and whether all that they need is in them.
+    Package(package::Args),
     /// Compares losses, gradients and updates with a folder of reference values.
     Parity(parity::Args),
     /// Programs whose ranks are processes, under `mpirun`. Needs an MPI library and libclang.
@@ -65,6 +68,7 @@ fn main() -> ExitCode {
         Command::Ci(args) => ci::run(&args),
         Command::Tidy => tidy::run(),
         Command::Doc(args) => doc::run(&args),
+        Command::Package(args) => package::run(&args),
         Command::Parity(args) => parity::run(&args),
         Command::Mpi(args) => mpi::run(&args),
         Command::Libtorch(args) => libtorch::run(&args),

@@ -6,6 +6,7 @@
 mod arrows;
 mod links;
 mod packages;
+mod packaging;
 mod source;
 mod sources;
 mod top_level;
@@ -52,6 +53,8 @@ const RULES: &[Rule] = &[
     arrows::drawing,
     packages::folders,
     packages::crate_table,
+    packaging::metadata,
+    packaging::inside,
     links::relative,
     sources::module_docs,
     sources::file_names,
