@@ -1,32 +1,40 @@
 //! Writing a Cloud Optimized GeoTIFF as its windows are computed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use tempfile::NamedTempFile;
 
-use crate::pyramid::Pyramid;
-use crate::stripe::Stripe;
-use crate::{DataType, Error, Raster, RasterSink, RasterSpec, Result, Window, cog};
+use crate::partial_tile::PartialTile;
+use crate::pyramid::{Pyramid, TILES_AT_ONCE, tile_window};
+use crate::{DataType, Error, Raster, RasterSink, RasterSpec, Result, Samples, Window, cog};
 
-/// Rows of tiles that may be incomplete at once, unless more are asked for; each takes width x tile x bands samples of memory.
-const OPEN_STRIPES: usize = 4;
+/// Rows of tiles that may be incomplete at once, unless more are asked for.
+const OPEN_ROWS: usize = 4;
 
 /// A Cloud Optimized GeoTIFF being written: tiles, Deflate, one plane for all bands, overviews.
 ///
 /// The result grows in a hidden `.partial` file in the folder of the target, its tiles in a file without a name beside it.
 /// [`RasterSink::finish`] puts them together, flushes them to the disk and renames the file, so that whatever has the final
-/// name is complete; dropping the sink removes it. Memory is a few rows of tiles, whatever the height of the raster.
+/// name is complete; dropping the sink removes it. A tile is encoded as soon as it is complete, so that memory is that of the
+/// tiles that are not: one row of them, and half as many for the overviews, where windows come row by row.
 pub struct GeoTiffSink {
     path: PathBuf,
     spec: RasterSpec,
     partial: NamedTempFile,
     pyramid: Pyramid,
-    open: BTreeMap<usize, Stripe>,
+    /// Tiles of which a part was given, by their numbers.
+    open: BTreeMap<usize, PartialTile>,
+    /// Rows of tiles that may be incomplete at once.
     most_open: usize,
+    /// Tiles that are complete.
     done: Vec<bool>,
+    /// For each row of tiles, how many of them are.
+    done_in_row: Vec<usize>,
+    /// Rows of tiles of which a part was given, and not all.
+    begun: BTreeSet<usize>,
 }
 
 impl fmt::Debug for GeoTiffSink {
@@ -54,9 +62,11 @@ impl GeoTiffSink {
             .map_err(|e| Error::io(folder(&path), "create a file in", e))?;
         Ok(Self {
             pyramid: Pyramid::new(&spec, scratch),
-            done: vec![false; spec.height.div_ceil(spec.tile)],
+            done: vec![false; spec.width.div_ceil(spec.tile) * spec.height.div_ceil(spec.tile)],
+            done_in_row: vec![0; spec.height.div_ceil(spec.tile)],
+            begun: BTreeSet::new(),
             open: BTreeMap::new(),
-            most_open: OPEN_STRIPES,
+            most_open: OPEN_ROWS,
             path,
             spec,
             partial,
@@ -66,18 +76,25 @@ impl GeoTiffSink {
     /// The same for windows of `rows` rows that come from left to right: so many rows may be incomplete at once.
     pub fn windows_of(mut self, rows: usize) -> Self {
         // Wherever a window begins, it reaches into one row of tiles more.
-        self.most_open = OPEN_STRIPES.max(rows.div_ceil(self.spec.tile) + 1);
+        self.most_open = OPEN_ROWS.max(rows.div_ceil(self.spec.tile) + 1);
         self
     }
 
-    fn stripe_window(&self, index: usize) -> Window {
-        let row = index * self.spec.tile;
-        Window::new(
-            0,
-            row,
-            self.spec.width,
-            self.spec.tile.min(self.spec.height - row),
-        )
+    /// The numbers and windows of the tiles that a window touches, row by row.
+    fn touched(&self, window: Window) -> impl Iterator<Item = (usize, Window)> + use<> {
+        let (side, size) = (self.spec.tile, (self.spec.width, self.spec.height));
+        let across = self.spec.width.div_ceil(side);
+        let rows = window.row / side..=(window.row_end() - 1) / side;
+        let columns = window.col / side..=(window.col_end() - 1) / side;
+        let places = rows.flat_map(move |row| columns.clone().map(move |column| (column, row)));
+        places.map(move |place| (place.1 * across + place.0, tile_window(place, size, side)))
+    }
+
+    /// Gives complete tiles to the pyramid.
+    fn encode(&mut self, tiles: &mut Vec<(Window, Samples)>) -> Result<()> {
+        let tiles = std::mem::take(tiles);
+        let written = self.pyramid.take(tiles);
+        written.map_err(|e| unwritten(&self.path, e))
     }
 
     fn misplaced(&self, window: Window, what: impl Into<String>) -> Error {
@@ -120,45 +137,51 @@ impl RasterSink for GeoTiffSink {
             );
             return Err(self.misplaced(window, what));
         }
-        let stripes = window.row / tile..=(window.row_end() - 1) / tile;
-        let again = |row: usize| format!("pixels of row {row} were written before");
-        for index in stripes.clone() {
-            let part = self
-                .stripe_window(index)
-                .intersection(&window)
-                .expect("the window reaches into this stripe");
-            let row = if self.done[index] {
-                Some(part.row)
-            } else {
-                self.open.get(&index).and_then(|s| s.overlap(part))
+        let shared = |tile: Window| {
+            let part = tile.intersection(&window);
+            part.expect("the window reaches into this tile")
+        };
+        for (index, tile) in self.touched(window) {
+            let part = shared(tile);
+            let row = match self.done[index] {
+                true => Some(part.row),
+                false => self.open.get(&index).and_then(|open| open.overlap(part)),
             };
             if let Some(row) = row {
-                return Err(self.misplaced(window, again(row)));
+                return Err(
+                    self.misplaced(window, format!("pixels of row {row} were written before"))
+                );
             }
         }
-        for index in stripes {
-            let place = self.stripe_window(index);
-            let part = place
-                .intersection(&window)
-                .expect("the window reaches into this stripe");
-            let stripe = self
-                .open
-                .entry(index)
-                .or_insert_with(|| Stripe::new(place, bands, data_type));
-            stripe.take(raster, part);
-            if stripe.is_complete() {
-                let stripe = self.open.remove(&index).expect("it was just filled");
+        let across = self.spec.width.div_ceil(tile);
+        let mut full = Vec::new();
+        for (index, place) in self.touched(window) {
+            let open = self.open.entry(index);
+            let open = open.or_insert_with(|| PartialTile::new(place, bands, data_type));
+            open.take(raster, shared(place));
+            let row = index / across;
+            self.begun.insert(row);
+            if open.is_complete() {
+                let open = self.open.remove(&index).expect("it was just filled");
+                full.push((place, open.into_samples()));
                 self.done[index] = true;
-                self.pyramid
-                    .take(place, stripe.into_samples())
-                    .map_err(|e| unwritten(&self.path, e))?;
-            } else if self.open.len() > self.most_open {
-                let rows = self.most_open * tile;
-                let what = format!(
-                    "more than {rows} rows are incomplete; write windows row by row from the top"
-                );
-                return Err(self.misplaced(window, what));
+                self.done_in_row[row] += 1;
+                if self.done_in_row[row] == across {
+                    self.begun.remove(&row);
+                }
             }
+            // What is complete is not kept until the last of many tiles is.
+            if full.len() == TILES_AT_ONCE {
+                self.encode(&mut full)?;
+            }
+        }
+        self.encode(&mut full)?;
+        if self.begun.len() > self.most_open {
+            let rows = self.most_open * tile;
+            let what = format!(
+                "more than {rows} rows are incomplete; write windows row by row from the top"
+            );
+            return Err(self.misplaced(window, what));
         }
         Ok(())
     }
@@ -173,10 +196,15 @@ impl RasterSink for GeoTiffSink {
             done,
             ..
         } = *self;
-        let untouched = (0..done.len()).filter(|index| !done[*index] && !open.contains_key(index));
-        let rows = |index: usize| spec.tile.min(spec.height - index * spec.tile);
-        let missing = untouched.map(rows).sum::<usize>()
-            + open.values().map(Stripe::incomplete_rows).sum::<usize>();
+        let across = spec.width.div_ceil(spec.tile);
+        let lacks = |row: &usize| {
+            let tiles = row / spec.tile * across..(row / spec.tile + 1) * across;
+            let lacks = |open: &PartialTile| open.lacks(row % spec.tile);
+            tiles
+                .filter(|index| !done[*index])
+                .any(|index| open.get(&index).is_none_or(lacks))
+        };
+        let missing = (0..spec.height).filter(lacks).count();
         if missing > 0 {
             return Err(Error::Incomplete {
                 path,

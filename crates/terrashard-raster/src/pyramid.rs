@@ -1,4 +1,4 @@
-//! A raster and its overviews, encoded tile by tile as rows of tiles fill up.
+//! A raster and its overviews, encoded tile by tile as tiles fill up.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -7,12 +7,12 @@ use std::io::{self, Write};
 use rayon::prelude::*;
 
 use crate::halving::{Halving, halved_window};
-use crate::stripe::Stripe;
-use crate::tile_codec::{TilePlace, encode_tile};
+use crate::partial_tile::PartialTile;
+use crate::tile_codec::encode_tile;
 use crate::{Overviews, Raster, RasterSpec, Samples, Window};
 
 /// Tiles that are encoded before they are written: what bounds the memory that they take.
-const TILES_AT_ONCE: usize = 16;
+pub(crate) const TILES_AT_ONCE: usize = 16;
 
 /// Bytes before an encoded tile: its length.
 pub(crate) const LEADER: u64 = 4;
@@ -35,8 +35,8 @@ pub(crate) struct Level {
     pub(crate) height: usize,
     /// For each tile, the place of its bytes in the scratch file and their number, without the frame.
     pub(crate) tiles: Vec<(u64, u64)>,
-    /// Rows of tiles of which a part is there.
-    open: BTreeMap<usize, Stripe>,
+    /// Tiles of which a part is there, by their numbers.
+    open: BTreeMap<usize, PartialTile>,
 }
 
 impl Level {
@@ -48,6 +48,38 @@ impl Level {
             open: BTreeMap::new(),
         }
     }
+
+    /// Adds samples that lie in one tile; gives the tile if they complete it.
+    fn add(
+        &mut self,
+        window: Window,
+        samples: Samples,
+        (bands, side): (usize, usize),
+    ) -> Option<(Window, Samples)> {
+        let data_type = samples.data_type();
+        let raster = Raster::new(window, bands, samples).expect("as many as the window has");
+        let (column, row) = (window.col / side, window.row / side);
+        let index = row * self.width.div_ceil(side) + column;
+        let place = tile_window((column, row), (self.width, self.height), side);
+        let open = self.open.entry(index);
+        let open = open.or_insert_with(|| PartialTile::new(place, bands, data_type));
+        open.take(&raster, window);
+        if !open.is_complete() {
+            return None;
+        }
+        let full = self.open.remove(&index)?;
+        Some((place, full.into_samples()))
+    }
+}
+
+/// The pixels of the tile in this column and row of tiles of a raster.
+pub(crate) fn tile_window(
+    (column, row): (usize, usize),
+    (width, height): (usize, usize),
+    side: usize,
+) -> Window {
+    let (col, row) = (column * side, row * side);
+    Window::new(col, row, side.min(width - col), side.min(height - row))
 }
 
 impl Pyramid {
@@ -80,57 +112,36 @@ impl Pyramid {
         &self.scratch
     }
 
-    /// Takes one complete row of tiles of the raster, in any order.
-    pub(crate) fn take(&mut self, stripe: Window, samples: Samples) -> io::Result<()> {
-        let mut full = vec![(0, stripe, samples)];
-        while let Some((level, stripe, samples)) = full.pop() {
-            self.encode(level, stripe, &samples)?;
+    /// Takes complete tiles of the raster, in any order.
+    pub(crate) fn take(&mut self, tiles: Vec<(Window, Samples)>) -> io::Result<()> {
+        let mut full = tiles;
+        for level in 0..self.levels.len() {
+            self.encode(level, &full)?;
             let Some(next) = self.levels.get_mut(level + 1) else {
-                continue;
+                break;
             };
-            let window = halved_window(stripe);
-            let halved = samples.halved(stripe, self.bands, &self.halving);
-            let data_type = halved.data_type();
-            drop(samples);
-            let raster = Raster::new(window, self.bands, halved)
-                .expect("half of a stripe fills half of its window");
-            // A row of tiles has an even number of rows, so half of it lies in one row of tiles of the next level.
-            let index = window.row / self.side;
-            let row = index * self.side;
-            let place = Window::new(0, row, next.width, self.side.min(next.height - row));
-            let open = next
-                .open
-                .entry(index)
-                .or_insert_with(|| Stripe::new(place, self.bands, data_type));
-            open.take(&raster, window);
-            if open.is_complete() {
-                let open = next.open.remove(&index).expect("it was just filled");
-                full.push((level + 1, place, open.into_samples()));
+            let mut filled = Vec::new();
+            for (window, samples) in full {
+                let halved = samples.halved(window, self.bands, &self.halving);
+                drop(samples);
+                // A tile has an even number of rows and columns, so half of it lies in one tile of the next level.
+                filled.extend(next.add(halved_window(window), halved, (self.bands, self.side)));
             }
+            full = filled;
         }
         Ok(())
     }
 
-    fn encode(&mut self, level: usize, stripe: Window, samples: &Samples) -> io::Result<()> {
+    /// Encodes tiles of a level, some at a time, and writes them to the scratch file.
+    fn encode(&mut self, level: usize, tiles: &[(Window, Samples)]) -> io::Result<()> {
         let (bands, side) = (self.bands, self.side);
-        let across = stripe.width.div_ceil(side);
-        let first = stripe.row / side * across;
-        for start in (0..across).step_by(TILES_AT_ONCE) {
-            let columns = start..across.min(start + TILES_AT_ONCE);
-            let encoded = columns
-                .into_par_iter()
-                .map(|column| {
-                    let col = column * side;
-                    let place = TilePlace {
-                        stripe,
-                        bands,
-                        col,
-                        side,
-                    };
-                    encode_tile(samples, place)
-                })
+        let across = self.levels[level].width.div_ceil(side);
+        for tiles in tiles.chunks(TILES_AT_ONCE) {
+            let encoded = tiles
+                .par_iter()
+                .map(|(window, samples)| encode_tile(samples, *window, bands, side))
                 .collect::<io::Result<Vec<_>>>()?;
-            for (column, bytes) in encoded.iter().enumerate() {
+            for ((window, _), bytes) in tiles.iter().zip(&encoded) {
                 // A tile of at most 16384 x 16384 pixels may still be too long for its leader.
                 let len = u32::try_from(bytes.len())
                     .map_err(|_| io::Error::other("one tile takes more than 4 GiB"))?;
@@ -139,7 +150,8 @@ impl Pyramid {
                 // The checksum of zlib alone takes four bytes.
                 self.scratch.write_all(&bytes[bytes.len() - 4..])?;
                 let at = self.written + LEADER;
-                self.levels[level].tiles[first + start + column] = (at, len.into());
+                let index = window.row / side * across + window.col / side;
+                self.levels[level].tiles[index] = (at, len.into());
                 self.written += u64::from(len) + FRAME;
             }
         }

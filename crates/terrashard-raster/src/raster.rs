@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::halving::{Halving, Sample, halve};
-use crate::tile_codec::{Predictor, TilePlace};
+use crate::tile_codec::Predictor;
 use crate::{Error, Result, Window};
 
 macro_rules! sample_types {
@@ -129,16 +129,14 @@ macro_rules! sample_types {
                 match self { $(Self::$variant(v) => Self::$variant(places.iter().map(|&at| v[at]).collect()),)* }
             }
 
-            /// Writes row `row` of a tile, interleaved by pixel, as little-endian bytes: integers of up to 32 bits as
+            /// Writes row `row` of a window of samples, interleaved by pixel, as little-endian bytes: integers of up to 32 bits as
             /// differences to the pixel on the left.
-            pub(crate) fn interleave_row(&self, place: TilePlace, row: usize, to: &mut [u8]) {
-                let TilePlace { stripe, bands, col, side } = place;
+            pub(crate) fn interleave_row(&self, window: Window, bands: usize, row: usize, to: &mut [u8]) {
                 let differs = Predictor::of(self.data_type()) == Predictor::Horizontal;
-                let width = side.min(stripe.width - col);
                 match self { $(Self::$variant(v) => {
                     let to = to.as_chunks_mut::<$bytes>().0;
                     for band in 0..bands {
-                        let from = &v[(band * stripe.height + row) * stripe.width + col..][..width];
+                        let from = &v[(band * window.height + row) * window.width..][..window.width];
                         let to = to[band..].iter_mut().step_by(bands);
                         let mut left = <$rust>::default();
                         for (to, from) in to.zip(from) {
@@ -154,8 +152,11 @@ macro_rules! sample_types {
                 match self { $(Self::$variant(v) => Self::$variant(halve(v, from, bands, how)),)* }
             }
 
-            /// Overwrites `len` samples at `at` with `value`.
-            pub(crate) fn fill(&mut self, at: usize, len: usize, value: f64) {
+            /// Overwrites `len` samples at `at` with `value`, which the type must represent.
+            ///
+            /// # Panics
+            /// Where they exceed [`Samples::len`].
+            pub fn fill(&mut self, at: usize, len: usize, value: f64) {
                 match self { $(Self::$variant(v) => v[at..at + len].fill(value as $rust),)* }
             }
         }

@@ -31,27 +31,14 @@ impl Predictor {
     }
 }
 
-/// Where a tile is taken from.
-#[derive(Clone, Copy)]
-pub(crate) struct TilePlace {
-    /// The window that the samples fill; a tile takes all of its rows.
-    pub(crate) stripe: Window,
-    /// Bands of the samples.
-    pub(crate) bands: usize,
-    /// First column of the tile, counted from that of the stripe.
-    pub(crate) col: usize,
-    /// The tile's height and width; where the stripe has fewer rows or columns, zeros follow.
-    pub(crate) side: usize,
-}
-
-/// The tile at `place` of `samples`, interleaved by pixel, predicted and compressed.
-pub(crate) fn encode_tile(samples: &Samples, place: TilePlace) -> std::io::Result<Vec<u8>> {
-    let TilePlace {
-        bands,
-        side,
-        stripe,
-        ..
-    } = place;
+/// A tile of `side` pixels that begins with `samples`, `[bands, height, width]` of its window, interleaved by pixel, predicted and
+/// compressed. Where the window has fewer rows or columns, zeros follow.
+pub(crate) fn encode_tile(
+    samples: &Samples,
+    window: Window,
+    bands: usize,
+    side: usize,
+) -> std::io::Result<Vec<u8>> {
     let data_type = samples.data_type();
     let row_bytes = side * bands * data_type.bytes();
     let mut encoder = ZlibEncoder::new(Vec::new(), Compression::new(LEVEL));
@@ -59,8 +46,8 @@ pub(crate) fn encode_tile(samples: &Samples, place: TilePlace) -> std::io::Resul
     let mut scratch = vec![0; row_bytes];
     for row in 0..side {
         row_of.fill(0);
-        if row < stripe.height {
-            samples.interleave_row(place, row, &mut row_of);
+        if row < window.height {
+            samples.interleave_row(window, bands, row, &mut row_of);
             match Predictor::of(data_type) {
                 Predictor::None | Predictor::Horizontal => {}
                 Predictor::FloatingPoint => {
@@ -93,8 +80,8 @@ mod tests {
     use super::*;
     use std::io::Read;
 
-    fn decoded(samples: &Samples, place: TilePlace) -> Vec<u8> {
-        let encoded = encode_tile(samples, place).expect("memory takes all bytes");
+    fn decoded(samples: &Samples, window: Window, bands: usize) -> Vec<u8> {
+        let encoded = encode_tile(samples, window, bands, 2).expect("memory takes all bytes");
         let mut bytes = Vec::new();
         flate2::read::ZlibDecoder::new(&encoded[..])
             .read_to_end(&mut bytes)
@@ -102,33 +89,28 @@ mod tests {
         bytes
     }
 
-    /// By hand: two bands of 3 x 1 pixels, the tile of side 2 at column 1.
+    /// By hand: two bands of 2 x 1 pixels.
     #[test]
     fn integers_are_differences_within_a_band() {
-        let place = TilePlace {
-            stripe: Window::new(0, 0, 3, 1),
-            bands: 2,
-            col: 1,
-            side: 2,
-        };
-        let samples = Samples::U16(vec![9, 500, 300, 9, 7, 8]);
+        let samples = Samples::U16(vec![500, 300, 7, 8]);
         let row = [500_u16, 7, 65_336, 1]
             .iter()
             .flat_map(|v| v.to_le_bytes())
             .chain([0; 8]);
-        assert_eq!(decoded(&samples, place), row.collect::<Vec<u8>>());
+        let window = Window::new(2, 0, 2, 1);
+        assert_eq!(decoded(&samples, window, 2), row.collect::<Vec<u8>>());
+        // A column alone: zeros follow it.
+        let row = [500_u16, 0, 300, 0].iter().flat_map(|v| v.to_le_bytes());
+        let samples = Samples::U16(vec![500, 300]);
+        let window = Window::new(2, 0, 1, 2);
+        assert_eq!(decoded(&samples, window, 1), row.collect::<Vec<u8>>());
     }
 
     /// 1.0 is 3f80_0000 and 2.5 is 4020_0000.
     #[test]
     fn floats_are_split_into_bytes() {
-        let place = TilePlace {
-            stripe: Window::new(0, 0, 2, 1),
-            bands: 1,
-            col: 0,
-            side: 2,
-        };
-        let bytes = decoded(&Samples::F32(vec![1.0, 2.5]), place);
+        let window = Window::new(0, 0, 2, 1);
+        let bytes = decoded(&Samples::F32(vec![1.0, 2.5]), window, 1);
         assert_eq!(bytes[..8], [0x3f, 0x01, 0x40, 0xa0, 0xe0, 0, 0, 0]);
         assert_eq!(bytes[8..], [0; 8]);
     }

@@ -20,6 +20,9 @@ const DECODED_BLOCKS: u64 = 257;
 /// Decoded tiles that are kept at least where there is room, and at most unless two rows of them take more.
 const CACHE_BYTES: u64 = 256 << 20;
 
+/// What a sink notes of a row of a tile that is not complete.
+const NOTED_BYTES: usize = 96;
+
 /// Sides of windows are multiples of this: models pad to it.
 const WINDOW_STEP: usize = 32;
 
@@ -223,13 +226,14 @@ impl Reading {
     }
 }
 
-/// What a sink of this raster keeps while blocks of `rows` image rows come.
+/// What a sink of this raster keeps while blocks of `rows` of its rows come.
 pub(crate) fn sink_bytes(spec: &RasterSpec, rows: usize) -> u64 {
-    let stripes = (rows.div_ceil(spec.tile) + 1).min(spec.height.div_ceil(spec.tile));
-    let pixel = (spec.bands * spec.data_type.bytes()) as u64;
-    // Those of the overviews, each half as wide as the one before, and what is being halved.
-    let rows_of_tiles = stripes + 2;
+    let side = spec.tile;
+    let pixel = spec.bands * spec.data_type.bytes();
+    // What is noted of each row of a tile that is not complete.
+    let tile = side * (side * pixel + NOTED_BYTES);
+    // One row of tiles that blocks end in and its column beside the block at hand; as much again for all overviews, each half as wide.
+    let incomplete = 2 * (spec.width.div_ceil(side) + rows.div_ceil(side) + 1);
     // Sixteen tiles at once, each taken apart, as bytes and encoded.
-    let tiles = 48 * (spec.tile * spec.tile) as u64 * pixel;
-    (rows_of_tiles * spec.tile * spec.width) as u64 * pixel + tiles
+    (incomplete * tile + 48 * side * side * pixel) as u64
 }

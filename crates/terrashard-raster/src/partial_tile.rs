@@ -1,12 +1,12 @@
-//! One row of tiles that fills up window by window.
+//! One tile that fills up window by window.
 
 use std::ops::Range;
 
 use crate::{DataType, Raster, Samples, Window};
 
-/// The pixels of one row of tiles, and which of them have been given.
+/// The pixels of one tile, and which of them have been given.
 #[derive(Debug)]
-pub(crate) struct Stripe {
+pub(crate) struct PartialTile {
     window: Window,
     bands: usize,
     samples: Samples,
@@ -17,7 +17,7 @@ pub(crate) struct Stripe {
 /// The columns of one row that have been given: sorted, apart from one another.
 type Spans = Vec<Range<usize>>;
 
-impl Stripe {
+impl PartialTile {
     pub(crate) fn new(window: Window, bands: usize, data_type: DataType) -> Self {
         let samples = Samples::filled(data_type, 0.0, window.pixels() * bands);
         Self {
@@ -29,7 +29,7 @@ impl Stripe {
         }
     }
 
-    /// Gives up the samples, `[bands, height, width]` of the stripe.
+    /// Gives up the samples, `[bands, height, width]` of the tile.
     pub(crate) fn into_samples(self) -> Samples {
         self.samples
     }
@@ -39,9 +39,10 @@ impl Stripe {
         self.complete == self.window.height
     }
 
-    /// Rows with pixels that have not been given.
-    pub(crate) const fn incomplete_rows(&self) -> usize {
-        self.window.height - self.complete
+    /// Whether the tile's row `row`, counted from its first, lacks pixels.
+    pub(crate) fn lacks(&self, row: usize) -> bool {
+        let whole = self.window.col..self.window.col_end();
+        self.given[row].first() != Some(&whole)
     }
 
     /// The first row in which `part` meets pixels that have been given already.
@@ -56,7 +57,7 @@ impl Stripe {
         (part.row..part.row_end()).find(taken)
     }
 
-    /// Takes the pixels of `part`, which lies in this stripe and in `raster`, and meets no pixel given before.
+    /// Takes the pixels of `part`, which lies in this tile and in `raster`, and meets no pixel given before.
     pub(crate) fn take(&mut self, raster: &Raster, part: Window) {
         let from = raster.window();
         for row in part.row..part.row_end() {
@@ -92,15 +93,16 @@ mod tests {
 
     #[test]
     fn fills_up_in_any_order_and_once() {
-        let mut stripe = Stripe::new(Window::new(0, 4, 6, 2), 1, DataType::U8);
+        let mut tile = PartialTile::new(Window::new(0, 4, 6, 2), 1, DataType::U8);
         let mut give = |col: usize, row: usize, width: usize, height: usize, value: u8| {
             let window = Window::new(col, row, width, height);
             let raster =
                 Raster::new(window, 1, Samples::U8(vec![value; width * height])).expect("filled");
-            if stripe.overlap(window).is_none() {
-                stripe.take(&raster, window);
+            if tile.overlap(window).is_none() {
+                tile.take(&raster, window);
             }
-            (stripe.incomplete_rows(), stripe.is_complete())
+            let lacking = (0..2).filter(|row| tile.lacks(*row)).count();
+            (lacking, tile.is_complete())
         };
         assert_eq!(give(4, 4, 2, 2, 1), (2, false));
         assert_eq!(give(0, 4, 2, 1, 2), (2, false));
@@ -108,7 +110,7 @@ mod tests {
         assert_eq!(give(2, 4, 2, 2, 3), (1, false));
         assert_eq!(give(0, 5, 2, 1, 4), (0, true));
         assert_eq!(
-            stripe.into_samples(),
+            tile.into_samples(),
             Samples::U8(vec![2, 2, 3, 3, 1, 1, 4, 4, 3, 3, 1, 1])
         );
     }
