@@ -161,18 +161,21 @@ fn ndwi(scene: &Scene, window: Window) -> Result<Vec<f32>> {
     );
     let places = pick.resolve(image.path(), image.metadata())?;
     let raster = image.read_window(window)?;
+    let data = image.read_mask(window)?;
     let offset = scene.scaling().offset;
     let reflected = |place: usize| {
-        let with_data = |dn: f32| {
-            if scene.metadata().is_nodata(f64::from(dn)) {
+        let with_data = |(at, dn): (usize, f32)| {
+            let masked = data.as_ref().is_some_and(|data| !data[at]);
+            if masked || scene.metadata().is_nodata(f64::from(dn)) {
                 f32::NAN
             } else {
                 dn + offset
             }
         };
-        raster
-            .band_f32(place)
+        let samples = raster.band_f32(place);
+        samples
             .into_iter()
+            .enumerate()
             .map(with_data)
             .collect::<Vec<f32>>()
     };

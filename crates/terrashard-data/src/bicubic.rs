@@ -27,21 +27,24 @@ pub fn enlarge(scene: &Scene, bands: &[usize], window: Window) -> Result<Vec<f32
     let bottom = (window.row_end() + MARGIN).min(scene.height());
     let around = Window::new(left, top, right - left, bottom - top);
     let raster = scene.image().read_window(around)?;
+    let data = scene.image().read_mask(around)?;
     let scaling = scene.scaling();
     let scale = scene.scale();
     let across = taps(window.col, window.width, scale, left, scene.width());
     let down = taps(window.row, window.height, scale, top, scene.height());
     let mut enlarged = Vec::with_capacity(bands.len() * window.scaled(scale).pixels());
     for &band in bands {
-        let reflectance = |dn: f32| {
+        let reflectance = |(at, dn): (usize, f32)| {
+            let masked = data.as_ref().is_some_and(|data| !data[at]);
             let has_data = dn.is_finite() && !scene.metadata().is_nodata(f64::from(dn));
-            if has_data {
+            if has_data && !masked {
                 (dn + scaling.offset) * scaling.scale
             } else {
                 f32::NAN
             }
         };
-        let values: Vec<f32> = raster.band_f32(band).into_iter().map(reflectance).collect();
+        let samples = raster.band_f32(band).into_iter().enumerate();
+        let values: Vec<f32> = samples.map(reflectance).collect();
         let rows: Vec<f32> = values
             .chunks_exact(around.width)
             .flat_map(|row| across.iter().map(|taps| taps.of(|at| row[at])))

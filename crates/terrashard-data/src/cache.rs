@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use terrashard_raster::{Raster, Window};
+use terrashard_raster::Window;
 
+use crate::target::Stored;
 use crate::{Patch, Result};
 
 /// Side of a tile in image pixels: a tile of six bands with its label at a fifth takes 0.8 MB.
@@ -60,7 +61,7 @@ pub(crate) enum Tile {
     /// Of [`Layer::Labels`].
     Labels(Arc<Vec<u8>>),
     /// Of [`Layer::Target`].
-    Target(Arc<Raster>),
+    Target(Arc<Stored>),
 }
 
 impl Tile {
@@ -68,7 +69,7 @@ impl Tile {
         let bytes = match self {
             Self::Image(patch) => 4 * patch.values.len() + patch.valid.len(),
             Self::Labels(labels) => labels.len(),
-            Self::Target(raster) => raster.samples().len() * raster.samples().data_type().bytes(),
+            Self::Target(stored) => stored.bytes(),
         };
         bytes as u64
     }

@@ -120,7 +120,8 @@ impl Classification {
         })
     }
 
-    /// Which pixels of a window of the image are left out: those whose centre lies in a pixel of one of the classes.
+    /// Which pixels of a window of the image are left out: those whose centre lies in a pixel of one of the classes, or in one that
+    /// the mask of the classification leaves out.
     ///
     /// # Shapes
     /// `[window.height, window.width]`.
@@ -154,13 +155,15 @@ impl Classification {
             .fold((0, 0), |high, at| (high.0.max(at.0), high.1.max(at.1)));
         let read = Window::new(low.0, low.1, high.0 - low.0 + 1, high.1 - low.1 + 1);
         let values = source.read_window(read)?.band_f32(self.band);
+        let data = source.read_mask(read)?;
         let mut ignored = Vec::with_capacity(window.pixels());
         for row in window.row..window.row_end() {
             for col in window.col..window.col_end() {
                 let (col, row) = pixel(col, row);
-                ignored.push(is_ignored(
-                    values[(row - read.row) * read.width + col - read.col],
-                ));
+                let at = (row - read.row) * read.width + col - read.col;
+                // Of what its mask leaves out, a classification does not say that it is clear.
+                let unknown = data.as_ref().is_some_and(|data| !data[at]);
+                ignored.push(unknown || is_ignored(values[at]));
             }
         }
         Ok(ignored)

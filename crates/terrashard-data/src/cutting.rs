@@ -192,11 +192,13 @@ fn apart(
 
 /// Writes each chip's image, label and high-resolution image as files of their own below `folder`, and names them in the index.
 ///
-/// Images keep their samples, bands, nodata value and what they say of themselves. Labels are those that are trained on: 255 where the
+/// Images keep their samples, bands, nodata value and what they say of themselves; pixels that a mask beside them leaves out hold the
+/// nodata value, or where there is none one that no other pixel of the chip has. Labels are those that are trained on: 255 where the
 /// image has no data or a classification leaves pixels out.
 ///
 /// # Errors
-/// [`Error::Raster`] where a file cannot be read or written, [`Error::Setting`] where two scenes would give files of one name.
+/// [`Error::Raster`] where a file cannot be read or written, [`Error::Setting`] where two scenes would give files of one name, or no
+/// value is free for masked pixels.
 pub fn write_files(
     index: &mut ChipIndex,
     scenes: &[(ChipFiles, Arc<Scene>)],
@@ -240,13 +242,13 @@ pub fn write_files(
             ))
         };
         let (image, mask, highres) = (name("image"), name("mask"), name("highres"));
-        copy(scene.image(), window, &image)?;
+        copy(scene.image(), scene.metadata().nodata, window, &image)?;
         let fine = window.scaled(scene.scale());
         if scene.has_mask() {
             write_label(scene, window, &mask)?;
         }
         if let Some(source) = scene.target_source() {
-            copy(source, fine, &highres)?;
+            copy(source, scene.target_nodata(), fine, &highres)?;
         }
         chip.files = ChipFiles {
             image,
@@ -277,8 +279,13 @@ fn tile_side(window: Window) -> usize {
         .min(512)
 }
 
-/// Writes a window of a raster, all it says of itself included.
-fn copy(source: &dyn RasterSource, window: Window, path: &PathBuf) -> Result<()> {
+/// Writes a window of a raster, which is read with this nodata value, all it says of itself included.
+fn copy(
+    source: &dyn RasterSource,
+    nodata: Option<f64>,
+    window: Window,
+    path: &PathBuf,
+) -> Result<()> {
     let (metadata, annotations) = (source.metadata(), source.annotations());
     let mut georeference = metadata.georeference;
     georeference.transform = georeference
@@ -306,8 +313,52 @@ fn copy(source: &dyn RasterSource, window: Window, path: &PathBuf) -> Result<()>
     spec.nodata = metadata
         .nodata
         .filter(|nodata| metadata.data_type.represents(*nodata));
-    let raster = source.read_window(window)?;
-    put(path, spec, raster.into_samples(), metadata.bands)
+    let mut samples = source.read_window(window)?.into_samples();
+    let data = source
+        .read_mask(window)?
+        .filter(|data| data.contains(&false));
+    if let Some(data) = data {
+        let represented = nodata.filter(|nodata| metadata.data_type.represents(*nodata));
+        let value = match represented.or_else(|| free_value(&samples, &data)) {
+            Some(value) => value,
+            None => {
+                let what = format!(
+                    "none for the masked pixels of {}, and every value of {} occurs there; declare one",
+                    source.path().display(),
+                    metadata.data_type
+                );
+                return Err(Error::Setting {
+                    key: "nodata",
+                    what,
+                });
+            }
+        };
+        for band in 0..metadata.bands {
+            for (at, _) in data.iter().enumerate().filter(|(_, data)| !**data) {
+                samples.fill(band * window.pixels() + at, 1, value);
+            }
+        }
+        spec.nodata = Some(value);
+    }
+    put(path, spec, samples, metadata.bands)
+}
+
+/// A value that no pixel with data has: NaN, or the largest such number of 16 bits that the type has.
+fn free_value(samples: &Samples, data: &[bool]) -> Option<f64> {
+    let data_type = samples.data_type();
+    if data_type.represents(f64::NAN) {
+        return Some(f64::NAN);
+    }
+    let mut taken = vec![false; usize::from(u16::MAX) + 1];
+    for at in (0..samples.len()).filter(|at| data[at % data.len()]) {
+        let value = samples.get(at);
+        if (0.0..=f64::from(u16::MAX)).contains(&value) {
+            taken[value as usize] = true;
+        }
+    }
+    let values = (0..=u16::MAX).rev().map(f64::from);
+    let mut free = values.filter(|value| data_type.represents(*value) && !taken[*value as usize]);
+    free.next()
 }
 
 fn write_label(scene: &Scene, window: Window, path: &PathBuf) -> Result<()> {

@@ -8,10 +8,11 @@ mod scenarios;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
-use terrashard_raster::{Metadata, RasterSource, Window};
+use terrashard_raster::{Metadata, RasterSource, ReadLimits, Window};
 
 use crate::fine_grid::{self, Fine};
 use crate::offset::ProductOffset;
+use crate::registration::{LARGEST_SHIFT, measure};
 use crate::statistics::Statistics;
 use crate::sweep::sweep;
 use crate::{BandSelection, Error, SceneOptions, TargetOptions};
@@ -123,11 +124,55 @@ pub struct SceneFiles {
     pub mask: Option<PathBuf>,
     /// The image at high resolution.
     pub highres: Option<PathBuf>,
+    /// The scene classification or cloud mask.
+    pub classification: Option<PathBuf>,
+}
+
+impl SceneFiles {
+    /// All of them.
+    fn paths(&self) -> impl Iterator<Item = &Path> {
+        let others = [&self.mask, &self.highres, &self.classification];
+        let others = others.into_iter().flatten();
+        std::iter::once(&self.image)
+            .chain(others)
+            .map(PathBuf::as_path)
+    }
+}
+
+/// What keeps the files of a scene from being read, each to its last pixel: the first that is missing or damaged; none where all read.
+///
+/// Memory does not grow with the scene.
+pub fn unreadable(files: &SceneFiles) -> Option<Finding> {
+    files.paths().find_map(|path| {
+        let read = || -> terrashard_raster::Result<()> {
+            let source = open_once(path)?;
+            for window in sweep(source.metadata().window(), source.metadata()) {
+                source.read_window(window)?;
+                source.read_mask(window)?;
+            }
+            Ok(())
+        };
+        read()
+            .err()
+            .map(|error| Finding::of_error(path, &error.into()))
+    })
+}
+
+/// What is kept decoded of a file that is read once, along its blocks: rows of strips that a window ends in.
+const KEPT_BYTES: usize = 32 << 20;
+
+fn open_once(path: &Path) -> terrashard_raster::Result<Box<dyn RasterSource>> {
+    let limits = ReadLimits {
+        cache_bytes: KEPT_BYTES,
+        ..ReadLimits::default()
+    };
+    terrashard_raster::open_with(path, limits)
 }
 
 /// Looks at all files of a scene, each to its last pixel, and says what is wrong; nothing is where nothing is.
 ///
-/// `options` say how the scene is meant to be read, `target` how its high-resolution image is, where that is read at all.
+/// `options` say how the scene is meant to be read, `target` how its high-resolution image is, where that is read at all. How far that
+/// image is shifted against the scene's is measured by [`measure`](crate::measure).
 /// Memory does not grow with the scene.
 pub fn inspect(
     files: &SceneFiles,
@@ -162,12 +207,32 @@ pub fn inspect(
             &mut findings,
         );
         inspect_target(&*highres, target, &mut findings);
+        // Of files that do not read, or lie elsewhere, a shift says nothing.
+        let sound = |finding: &Finding| {
+            !matches!(
+                finding.kind,
+                Kind::Corrupt | Kind::Size | Kind::Registration
+            )
+        };
+        if let Some(image) = &image
+            && findings.iter().all(sound)
+        {
+            inspect_shift(&**image, &*highres, options.scale, &mut findings);
+        }
+    }
+    if let Some(path) = &files.classification
+        && let Some(classification) = open(path, &mut findings)
+    {
+        let whole = classification.metadata().window();
+        let mut windows = sweep(whole, classification.metadata());
+        let failed = windows.find_map(|window| classification.read_window(window).err());
+        findings.extend(failed.map(|error| Finding::of_error(path, &error.into())));
     }
     findings
 }
 
 fn open(path: &Path, findings: &mut Vec<Finding>) -> Option<Box<dyn RasterSource>> {
-    match terrashard_raster::open(path) {
+    match open_once(path) {
         Ok(source) => Some(source),
         Err(error) => {
             findings.push(Finding::of_error(path, &error.into()));
@@ -248,6 +313,37 @@ fn inspect_target(
     });
 }
 
+/// Says how far the image at high resolution is shifted, where that is clear and above half a pixel.
+fn inspect_shift(
+    image: &dyn RasterSource,
+    highres: &dyn RasterSource,
+    scale: usize,
+    findings: &mut Vec<Finding>,
+) {
+    match measure(image, highres, scale) {
+        Ok(Some(shift)) if shift.is_large() => {
+            let message = format!(
+                "it is shifted against its image by {:.2} pixels right and {:.2} down ({} of the image's pixels, allowed are \
+                 {LARGEST_SHIFT}; {} windows, peak {:.2}): correct its georeference, or `terrashard align` it anew",
+                shift.right,
+                shift.down,
+                shift.length() as f32,
+                shift.windows,
+                shift.peak
+            );
+            let finding = Finding::new(
+                Level::Suspicious,
+                Kind::Registration,
+                highres.path(),
+                message,
+            );
+            findings.push(finding.numbers(shift.length(), LARGEST_SHIFT));
+        }
+        Ok(_) => {}
+        Err(error) => findings.push(Finding::of_error(highres.path(), &error)),
+    }
+}
+
 /// Counts the selected bands, with the nodata value that is asked for, and tells of zeros; of the numbers themselves `inspect` tells.
 fn survey(
     source: &dyn RasterSource,
@@ -290,8 +386,10 @@ fn count(
     let mut counts = vec![0_u64; places.len()];
     let declared = metadata.nodata.is_some_and(f64::is_nan);
     for window in sweep(metadata.window(), source.metadata()) {
-        let raster = match source.read_window(window) {
-            Ok(raster) => raster,
+        let read = source.read_window(window);
+        let read = read.and_then(|raster| Ok((raster, source.read_mask(window)?)));
+        let (raster, data) = match read {
+            Ok(read) => read,
             Err(error) => {
                 findings.push(Finding::of_error(path, &error.into()));
                 return None;
@@ -299,14 +397,18 @@ fn count(
         };
         let bands: Vec<Vec<f32>> = places.iter().map(|&place| raster.band_f32(place)).collect();
         for ((band, first), count) in bands.iter().zip(&mut first).zip(&mut counts) {
-            let bad = |value: &f32| value.is_infinite() || (value.is_nan() && !declared);
-            *count += band.iter().filter(|value| bad(value)).count() as u64;
+            let bad = |at: &usize| {
+                let (value, masked) = (band[*at], data.as_ref().is_some_and(|data| !data[*at]));
+                !masked && (value.is_infinite() || (value.is_nan() && !declared))
+            };
+            let mut bad = (0..band.len()).filter(bad).peekable();
             if first.is_none() {
-                let at = band.iter().position(bad);
-                *first = at.map(|at| position(window, at));
+                *first = bad.peek().map(|at| position(window, *at));
             }
+            *count += bad.count() as u64;
         }
-        statistics.add(bands, |sample| metadata.is_nodata(f64::from(sample)), 0.0);
+        let is_nodata = |sample: f32| metadata.is_nodata(f64::from(sample));
+        statistics.add(bands, data, is_nodata, 0.0);
     }
     for ((name, count), first) in names.iter().zip(counts).zip(first) {
         if let Some((col, row)) = first {

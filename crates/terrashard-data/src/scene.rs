@@ -61,8 +61,9 @@ pub struct Patch {
 
 /// An image and, for training and testing, its mask and perhaps its high-resolution image.
 ///
-/// A pixel is nodata where any selected band holds the nodata value, NaN or an infinity, or where the image's own mask says so; the label under it is ignored. So is what
-/// a classification leaves out, whose pixels of the image stay.
+/// A pixel is nodata where any selected band holds the nodata value, NaN or an infinity, or where the image's own mask says so; the
+/// label under it is ignored. So is what a classification leaves out, whose pixels of the image stay. A pixel of the label is ignored
+/// too where the label's own mask or a nodata value that is no class says that it has no data.
 #[derive(Debug)]
 pub struct Scene {
     image: Box<dyn RasterSource>,
@@ -238,6 +239,11 @@ impl Scene {
         self.target.as_ref().map(Target::bands)
     }
 
+    /// The nodata value that the high-resolution image is read with.
+    pub(crate) fn target_nodata(&self) -> Option<f64> {
+        self.target.as_ref().and_then(Target::nodata)
+    }
+
     /// The high-resolution image as it is stored.
     pub fn target_source(&self) -> Option<&dyn RasterSource> {
         self.target.as_ref().map(Target::source)
@@ -262,7 +268,7 @@ impl Scene {
         }
     }
 
-    /// The mask under a window of the image, [`IGNORE`] where the image has no data.
+    /// The mask under a window of the image, [`IGNORE`] where the image or the mask itself has no data.
     ///
     /// # Shapes
     /// `[window.height * scale, window.width * scale]`, values `0..classes` and [`IGNORE`].
@@ -328,8 +334,9 @@ impl Scene {
                     continue;
                 };
                 let bands = picked(&self.image.read_window(window)?, &self.bands);
+                let data = self.image.read_mask(window)?;
                 let is_nodata = |sample: f32| self.metadata.is_nodata(f64::from(sample));
-                statistics.add(bands, is_nodata, offset);
+                statistics.add(bands, data, is_nodata, offset);
             }
         }
         let scale = f64::from(self.options.scaling.scale);
@@ -360,6 +367,7 @@ impl Scene {
                 continue;
             }
             let bands = picked(&self.image.read_window(window)?, &self.bands);
+            let data = self.image.read_mask(window)?;
             for (number, region) in regions {
                 let Some(part) = shared(region) else {
                     continue;
@@ -372,7 +380,8 @@ impl Scene {
                 );
                 let size = (window.width, window.height);
                 let bands = bands.iter().map(|band| crop(band, size, inside)).collect();
-                statistics[*number].add(bands, is_nodata, self.options.scaling.offset);
+                let data = data.as_ref().map(|data| crop(data, size, inside));
+                statistics[*number].add(bands, data, is_nodata, self.options.scaling.offset);
             }
         }
         Ok(())

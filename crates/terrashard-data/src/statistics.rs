@@ -173,23 +173,32 @@ impl Statistics {
         self.valid
     }
 
-    /// Pixels whose digital number is 0 in every band, whatever is declared as nodata.
+    /// Pixels whose digital number is 0 in every band, whatever is declared as nodata; not those that a mask leaves out.
     pub fn zero(&self) -> u64 {
         self.zero
     }
 
     /// Adds the pixels of a window: samples of each band, `[pixels]`, as they are stored.
     ///
-    /// A pixel counts where no band is NaN, infinite or, by `is_nodata`, without data; `offset` is added to what counts.
+    /// A pixel counts where no band is NaN, infinite or, by `is_nodata`, without data, and where `data`, a mask beside the samples,
+    /// does not leave it out; `offset` is added to what counts.
     ///
     /// # Panics
-    /// Where there are not as many bands as was said, or one has another number of pixels.
-    pub fn add(&mut self, mut bands: Vec<Vec<f32>>, is_nodata: impl Fn(f32) -> bool, offset: f32) {
+    /// Where there are not as many bands as was said, or one or the mask has another number of pixels.
+    pub fn add(
+        &mut self,
+        mut bands: Vec<Vec<f32>>,
+        data: Option<Vec<bool>>,
+        is_nodata: impl Fn(f32) -> bool,
+        offset: f32,
+    ) {
         assert_eq!(bands.len(), self.bands.len(), "as many bands as was said");
         let pixels = bands.first().map_or(0, Vec::len);
         assert!(bands.iter().all(|band| band.len() == pixels), "one size");
-        let mut valid = vec![true; pixels];
-        let mut zero = vec![true; pixels];
+        let mut valid = data.unwrap_or_else(|| vec![true; pixels]);
+        assert_eq!(valid.len(), pixels, "one size");
+        // Pixels that are left out are no zeros that somebody forgot to declare.
+        let mut zero = valid.clone();
         for (counts, band) in self.bands.iter_mut().zip(&bands) {
             for ((&sample, valid), zero) in band.iter().zip(&mut valid).zip(&mut zero) {
                 let finite = sample.is_finite();
@@ -247,7 +256,7 @@ impl Statistics {
         self.valid += added as u64;
     }
 
-    /// Adds a whole raster: all its bands, as they are stored.
+    /// Adds a whole raster: all its bands, as they are stored, where its own mask does not leave them out.
     ///
     /// # Errors
     /// [`Error::Raster`](crate::Error::Raster).
@@ -257,8 +266,9 @@ impl Statistics {
         let places: Vec<usize> = (0..metadata.bands).collect();
         for window in sweep(metadata.window(), &metadata) {
             let raster = source.read_window(window)?;
+            let data = source.read_mask(window)?;
             let is_nodata = |sample: f32| metadata.is_nodata(f64::from(sample));
-            self.add(picked(&raster, &places), is_nodata, 0.0);
+            self.add(picked(&raster, &places), data, is_nodata, 0.0);
         }
         Ok(())
     }
@@ -350,6 +360,7 @@ mod tests {
         let nodata = |sample: f32| sample == 99.0;
         statistics.add(
             vec![vec![1.0, 2.0, 99.0], vec![-5.0, -5.0, 7.0]],
+            None,
             nodata,
             0.0,
         );
@@ -357,7 +368,7 @@ mod tests {
             vec![3.0, 4.0, 10.0, 50.0, 0.0],
             vec![-5.0, -5.0, 0.0, f32::NAN, 99.0],
         ];
-        statistics.add(second, nodata, 0.0);
+        statistics.add(second, None, nodata, 0.0);
         assert_eq!((statistics.pixels(), statistics.valid()), (8, 5));
         let bands = statistics.bands(&names(2), 1.0);
         near(bands[0].mean, 4.0, 1e-12);
@@ -383,7 +394,7 @@ mod tests {
     #[test]
     fn an_offset_and_a_scale_make_reflectance() {
         let mut statistics = Statistics::new(1, true);
-        statistics.add(vec![vec![1901.0, 2000.0, 900.0]], |_| false, -1000.0);
+        statistics.add(vec![vec![1901.0, 2000.0, 900.0]], None, |_| false, -1000.0);
         let band = &statistics.bands(&names(1), 1e-4)[0];
         near(band.min, -0.01, 1e-12);
         near(band.median(), 0.0901, 1e-12);
@@ -398,6 +409,7 @@ mod tests {
         for part in (0..1000).collect::<Vec<i32>>().chunks(77) {
             statistics.add(
                 vec![part.iter().map(|&i| value(i)).collect()],
+                None,
                 |_| false,
                 0.0,
             );
@@ -421,10 +433,18 @@ mod tests {
         let mut statistics = Statistics::new(2, true);
         statistics.add(
             vec![vec![0.0, 0.0, 1.0], vec![0.0, 3.0, 0.0]],
+            None,
             |_| false,
             0.0,
         );
         assert_eq!((statistics.zero(), statistics.valid()), (1, 3));
+        // A mask leaves the first and the last of three out.
+        let mask = Some(vec![false, true, false]);
+        let bands = vec![vec![0.0, 7.0, 900.0], vec![0.0, 5.0, 900.0]];
+        statistics.add(bands, mask, |_| false, 0.0);
+        assert_eq!((statistics.zero(), statistics.valid()), (1, 4));
+        assert_eq!(statistics.pixels(), 6);
+        near(statistics.bands(&names(2), 1.0)[0].max, 7.0, 0.0);
         // Small integers with a usual offset, nothing else.
         assert!(Statistics::counts_each(DataType::U16, -1000.0));
         assert!(!Statistics::counts_each(DataType::U16, 0.5));

@@ -25,6 +25,22 @@ pub(crate) struct Target {
     scaling: Scaling,
 }
 
+/// A window as it is stored.
+#[derive(Debug)]
+pub(crate) struct Stored {
+    raster: Raster,
+    /// Which pixels are data, where a mask beside them says so.
+    mask: Option<Vec<bool>>,
+}
+
+impl Stored {
+    /// Bytes that it takes.
+    pub(crate) fn bytes(&self) -> usize {
+        let samples = self.raster.samples();
+        samples.len() * samples.data_type().bytes() + self.mask.as_ref().map_or(0, Vec::len)
+    }
+}
+
 impl Target {
     pub(crate) fn new(source: Box<dyn RasterSource>, options: &TargetOptions) -> Result<Self> {
         let TargetOptions {
@@ -56,6 +72,11 @@ impl Target {
         &*self.source
     }
 
+    /// The nodata value that the image is read with.
+    pub(crate) fn nodata(&self) -> Option<f64> {
+        self.metadata.nodata
+    }
+
     /// Number of selected bands.
     pub(crate) fn bands(&self) -> usize {
         self.bands.len()
@@ -68,18 +89,25 @@ impl Target {
     }
 
     /// A window as it is stored.
-    pub(crate) fn stored(&self, window: Window) -> Result<Raster> {
-        Ok(self.source.read_window(window)?)
+    pub(crate) fn stored(&self, window: Window) -> Result<Stored> {
+        Ok(Stored {
+            raster: self.source.read_window(window)?,
+            mask: self.source.read_mask(window)?,
+        })
     }
 
     /// What a window as it is stored holds, as [`Target::read`] gives it.
-    pub(crate) fn reflectance(&self, raster: &Raster) -> Vec<f32> {
+    pub(crate) fn reflectance(&self, stored: &Stored) -> Vec<f32> {
+        let Stored { raster, mask } = stored;
         let window = raster.window();
         let mut values = Vec::with_capacity(self.bands.len() * window.pixels());
         for band in &self.bands {
             values.append(&mut raster.band_f32(*band));
         }
-        let mut missing = vec![false; window.pixels()];
+        let mut missing = match mask {
+            Some(data) => data.iter().map(|data| !data).collect(),
+            None => vec![false; window.pixels()],
+        };
         for plane in values.chunks_exact(window.pixels()) {
             for (missing, &sample) in missing.iter_mut().zip(plane) {
                 *missing |= !sample.is_finite() || self.metadata.is_nodata(f64::from(sample));

@@ -28,7 +28,7 @@ fn files(image: PathBuf, mask: PathBuf) -> SceneFiles {
     SceneFiles {
         image,
         mask: Some(mask),
-        highres: None,
+        ..SceneFiles::default()
     }
 }
 

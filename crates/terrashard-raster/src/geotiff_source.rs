@@ -10,7 +10,7 @@ use tiff_reader::{Ifd, OpenOptions, TiffFile};
 
 use crate::gdal_metadata::{self, GdalMetadata};
 use crate::memory::{check_budget, check_window};
-use crate::opening::ReadLimits;
+use crate::opening::{ReadLimits, file_bytes};
 use crate::tiff_error::decode_error;
 use crate::tiff_image::{TiffBytes, TiffImage};
 use crate::{
@@ -42,9 +42,17 @@ const USER_DEFINED: u32 = 32767;
 pub struct GeoTiffSource {
     file: Arc<OpenFile>,
     image: TiffImage,
-    mask: Option<TiffImage>,
+    mask: Option<StoredMask>,
     metadata: Metadata,
     annotations: Annotations,
+}
+
+/// The mask of an image.
+enum StoredMask {
+    /// A directory of the same file.
+    Inside(TiffImage),
+    /// A file of the same name with `.msk` behind it, as GDAL writes them.
+    Beside(Box<GeoTiffSource>),
 }
 
 struct OpenFile {
@@ -77,15 +85,15 @@ impl OpenFile {
     }
 
     /// The mask that belongs to an image of this size.
-    fn mask_of(&self, size: (usize, usize)) -> Result<Option<TiffImage>> {
+    fn mask_of(&self, size: (usize, usize)) -> Result<Option<StoredMask>> {
         let belongs = |ifd: &&Ifd| {
             subfile_type(ifd) & MASK != 0
                 && (ifd.width() as usize, ifd.height() as usize) == size
                 && ifd.samples_per_pixel() == 1
         };
         let ifd = self.tiff().ifds().iter().find(belongs);
-        ifd.map(|ifd| TiffImage::new(self.bytes(), ifd.clone(), None, self.limits))
-            .transpose()
+        let image = |ifd: &Ifd| TiffImage::new(self.bytes(), ifd.clone(), None, self.limits);
+        Ok(ifd.map(image).transpose()?.map(StoredMask::Inside))
     }
 }
 
@@ -122,7 +130,45 @@ impl GeoTiffSource {
                 });
             }
         };
-        Self::from_handle(path, handle, stored, limits)
+        let mut source = Self::from_handle(path, handle, stored, limits)?;
+        if source.mask.is_none() {
+            source.mask = source.mask_beside(limits)?.map(StoredMask::Beside);
+            if source.mask.is_some() {
+                source.annotations.validity = Validity::Mask;
+            }
+        }
+        Ok(source)
+    }
+
+    /// The mask in a file beside this one, if there is one.
+    fn mask_beside(&self, limits: ReadLimits) -> Result<Option<Box<Self>>> {
+        const ENDING: &str = ".msk";
+        let mut name = self.file.path.as_os_str().to_owned();
+        if name.as_encoded_bytes().ends_with(ENDING.as_bytes()) {
+            return Ok(None);
+        }
+        name.push(ENDING);
+        let path = PathBuf::from(name);
+        if !path.is_file() {
+            return Ok(None);
+        }
+        let mask = Self::open(&path, file_bytes(&path)?, limits)?;
+        let shape =
+            |m: &Metadata| format!("{} x {} pixels of {} bands", m.width, m.height, m.bands);
+        let expected = Metadata {
+            bands: 1,
+            ..self.metadata.clone()
+        };
+        if shape(&mask.metadata) != shape(&expected) {
+            return Err(Error::Misfit {
+                got: shape(&mask.metadata),
+                expected: shape(&expected),
+                first: self.file.path.clone(),
+                remedy: "remove it or make it anew",
+                path,
+            });
+        }
+        Ok(Some(Box::new(mask)))
     }
 
     fn from_handle(path: &Path, handle: Handle, stored: u64, limits: ReadLimits) -> Result<Self> {
@@ -211,43 +257,9 @@ impl GeoTiffSource {
             annotations,
         })
     }
-}
 
-impl RasterSource for GeoTiffSource {
-    fn metadata(&self) -> &Metadata {
-        &self.metadata
-    }
-
-    fn path(&self) -> &Path {
-        &self.file.path
-    }
-
-    fn read_window(&self, window: Window) -> Result<Raster> {
-        check_window(&self.file.path, &self.metadata, window)?;
-        check_budget(&self.file.path, &self.metadata, window, self.file.limits)?;
-        self.image.read(self.file.bytes(), window)
-    }
-
-    fn annotations(&self) -> Annotations {
-        self.annotations.clone()
-    }
-
-    fn read_mask(&self, window: Window) -> Result<Option<Vec<bool>>> {
-        check_window(&self.file.path, &self.metadata, window)?;
-        check_budget(&self.file.path, &self.metadata, window, self.file.limits)?;
-        let (raster, band) = match (self.annotations.validity, &self.mask) {
-            (Validity::Mask, Some(mask)) => (mask.read(self.file.bytes(), window)?, 0),
-            (Validity::Alpha, _) => (self.read_window(window)?, self.metadata.bands - 1),
-            _ => return Ok(None),
-        };
-        let mut valid = Vec::with_capacity(window.pixels());
-        raster
-            .samples()
-            .for_each(raster.band_range(band), |v| valid.push(v != 0.0));
-        Ok(Some(valid))
-    }
-
-    fn overview(&self, level: usize) -> Result<Option<Box<dyn RasterSource>>> {
+    /// A stored overview.
+    fn level(&self, level: usize) -> Result<Option<Self>> {
         // An overview is opened from its raster, which knows where it lies.
         let Some(ifd) = self
             .file
@@ -285,12 +297,18 @@ impl RasterSource for GeoTiffSource {
             block: image.block(),
             ..self.metadata.clone()
         };
-        let mask = file.mask_of(image.size())?;
+        let mask = match &self.mask {
+            Some(StoredMask::Beside(mask)) => mask
+                .level(level)?
+                .filter(|mask| mask.image.size() == image.size())
+                .map(|mask| StoredMask::Beside(Box::new(mask))),
+            _ => file.mask_of(image.size())?,
+        };
         let validity = match self.annotations.validity {
             Validity::Mask if mask.is_none() => Validity::AllValid,
             other => other,
         };
-        Ok(Some(Box::new(Self {
+        Ok(Some(Self {
             file: Arc::clone(file),
             image,
             mask,
@@ -299,7 +317,49 @@ impl RasterSource for GeoTiffSource {
                 validity,
                 ..self.annotations.clone()
             },
-        })))
+        }))
+    }
+}
+
+impl RasterSource for GeoTiffSource {
+    fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    fn path(&self) -> &Path {
+        &self.file.path
+    }
+
+    fn read_window(&self, window: Window) -> Result<Raster> {
+        check_window(&self.file.path, &self.metadata, window)?;
+        check_budget(&self.file.path, &self.metadata, window, self.file.limits)?;
+        self.image.read(self.file.bytes(), window)
+    }
+
+    fn annotations(&self) -> Annotations {
+        self.annotations.clone()
+    }
+
+    fn read_mask(&self, window: Window) -> Result<Option<Vec<bool>>> {
+        check_window(&self.file.path, &self.metadata, window)?;
+        check_budget(&self.file.path, &self.metadata, window, self.file.limits)?;
+        let (raster, band) = match (self.annotations.validity, &self.mask) {
+            (Validity::Mask, Some(StoredMask::Inside(mask))) => {
+                (mask.read(self.file.bytes(), window)?, 0)
+            }
+            (Validity::Mask, Some(StoredMask::Beside(mask))) => (mask.read_window(window)?, 0),
+            (Validity::Alpha, _) => (self.read_window(window)?, self.metadata.bands - 1),
+            _ => return Ok(None),
+        };
+        let mut valid = Vec::with_capacity(window.pixels());
+        raster
+            .samples()
+            .for_each(raster.band_range(band), |v| valid.push(v != 0.0));
+        Ok(Some(valid))
+    }
+
+    fn overview(&self, level: usize) -> Result<Option<Box<dyn RasterSource>>> {
+        Ok(self.level(level)?.map(|level| Box::new(level) as _))
     }
 }
 

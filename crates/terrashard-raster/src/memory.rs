@@ -3,7 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use crate::opening::ReadLimits;
-use crate::{Error, Metadata, Raster, RasterSource, Result, Samples, Window};
+use crate::{
+    Annotations, Error, Metadata, Raster, RasterSource, Result, Samples, Validity, Window,
+};
 
 /// A whole raster in memory under the interface of a file: for computed scenes and for tests.
 #[derive(Clone, Debug)]
@@ -11,6 +13,7 @@ pub struct MemorySource {
     name: PathBuf,
     metadata: Metadata,
     samples: Samples,
+    mask: Option<Vec<bool>>,
 }
 
 impl MemorySource {
@@ -31,7 +34,29 @@ impl MemorySource {
             name: name.into(),
             metadata,
             samples,
+            mask: None,
         })
+    }
+
+    /// The raster with a mask beside its pixels: which of them are data.
+    ///
+    /// # Shapes
+    /// `[height, width]` of the raster.
+    ///
+    /// # Errors
+    /// [`Error::SampleCount`] where the mask does not fill the raster.
+    pub fn with_mask(mut self, mask: Vec<bool>) -> Result<Self> {
+        let expected = self.metadata.window().pixels();
+        if mask.len() != expected {
+            return Err(Error::SampleCount {
+                window: self.metadata.window(),
+                bands: 1,
+                expected,
+                got: mask.len(),
+            });
+        }
+        self.mask = Some(mask);
+        Ok(self)
     }
 }
 
@@ -65,6 +90,27 @@ impl RasterSource for MemorySource {
             }
         }
         Raster::new(window, bands, samples)
+    }
+
+    fn annotations(&self) -> Annotations {
+        let validity = match self.mask {
+            Some(_) => Validity::Mask,
+            None => self.metadata.validity(),
+        };
+        Annotations {
+            validity,
+            ..Annotations::none(self.metadata.bands)
+        }
+    }
+
+    fn read_mask(&self, window: Window) -> Result<Option<Vec<bool>>> {
+        check_window(&self.name, &self.metadata, window)?;
+        let Some(mask) = &self.mask else {
+            return Ok(None);
+        };
+        let rows = window.row..window.row_end();
+        let row = |row: usize| &mask[row * self.metadata.width + window.col..][..window.width];
+        Ok(Some(rows.flat_map(row).copied().collect()))
     }
 }
 

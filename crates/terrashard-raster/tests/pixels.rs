@@ -344,6 +344,39 @@ fn a_stored_mask_says_which_pixels_are_data() {
     );
 }
 
+/// The numbers are rasterio's: `dataset_mask()` of the file, whose mask is in `made_u16_msk.tif.msk`.
+#[test]
+fn a_mask_in_a_file_beside_the_raster_says_which_pixels_are_data() {
+    let source = open(data("made_u16_msk.tif")).expect("reads");
+    assert_eq!(source.annotations().validity, Validity::Mask);
+    let count = |window: Window| {
+        let mask = source.read_mask(window).expect("decodes").expect("a mask");
+        assert_eq!(mask.len(), window.pixels());
+        mask.iter().filter(|valid| **valid).count()
+    };
+    assert_eq!(count(source.metadata().window()), 1680);
+    assert_eq!(count(Window::new(5, 10, 25, 10)), 215);
+    assert_eq!(
+        (
+            count(Window::new(7, 0, 1, 1)),
+            count(Window::new(8, 0, 1, 1))
+        ),
+        (0, 1)
+    );
+
+    // One of another raster is told, not guessed at.
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("other.tif");
+    std::fs::copy(data("rio_byte.tif"), &path).expect("copied");
+    let beside = folder.path().join("other.tif.msk");
+    std::fs::copy(data("made_u16_msk.tif.msk"), &beside).expect("copied");
+    let error = open(&path).expect_err("of another size");
+    assert!(
+        matches!(&error, Error::Misfit { path, .. } if *path == beside),
+        "{error}"
+    );
+}
+
 /// The numbers are rasterio's, with `overview_level=1`.
 #[test]
 fn an_overview_is_a_raster_of_its_own() {

@@ -130,6 +130,19 @@ impl RasterSource for BandStack {
         }
         Raster::new(window, self.bands.len(), Samples::F32(samples))
     }
+
+    /// Data where every file that has a mask says so.
+    fn read_mask(&self, window: Window) -> terrashard_raster::Result<Option<Vec<bool>>> {
+        let mut all: Option<Vec<bool>> = None;
+        for source in &self.sources {
+            if let Some(data) = source.read_mask(window)? {
+                let both =
+                    |others: Vec<bool>| others.iter().zip(&data).map(|(a, b)| a & b).collect();
+                all = Some(all.map(both).unwrap_or(data));
+            }
+        }
+        Ok(all)
+    }
 }
 
 #[cfg(test)]

@@ -5,31 +5,40 @@ use std::collections::BTreeMap;
 use terrashard_raster::{RasterSource, Samples};
 
 use super::{Finding, Kind, Level};
+use crate::label_values::{LabelValues, Meaning};
 use crate::scene::IGNORE;
 use crate::sweep::sweep;
 
 /// Values that are told one by one.
 const TOLD: usize = 8;
 
-/// How often each value occurs, and first where.
+/// How often each value occurs.
 #[derive(Default)]
-struct Values(BTreeMap<u64, (f64, u64)>);
+struct Values {
+    counts: BTreeMap<u64, (f64, u64)>,
+    /// Pixels that a mask beside them leaves out.
+    masked: u64,
+}
 
 impl Values {
     fn add(&mut self, value: f64, count: u64) {
         // More values than any label has: a continuous raster, of which some values are enough.
-        if self.0.len() < 4096 || self.0.contains_key(&order(value)) {
-            self.0.entry(order(value)).or_insert((value, 0)).1 += count;
+        if self.counts.len() < 4096 || self.counts.contains_key(&order(value)) {
+            self.counts.entry(order(value)).or_insert((value, 0)).1 += count;
         }
     }
 
     fn count(&self, is: impl Fn(f64) -> bool) -> u64 {
-        let counts = self.0.values().filter(|(value, _)| is(*value));
+        let counts = self.counts.values().filter(|(value, _)| is(*value));
         counts.map(|(_, count)| count).sum()
     }
 
     fn told(&self, is: impl Fn(f64) -> bool) -> String {
-        let all: Vec<_> = self.0.values().filter(|(value, _)| is(*value)).collect();
+        let all: Vec<_> = self
+            .counts
+            .values()
+            .filter(|(value, _)| is(*value))
+            .collect();
         let some = all.iter().take(TOLD);
         let mut told: Vec<String> = some
             .map(|(value, count)| format!("{value} ({count} pixels)"))
@@ -62,46 +71,58 @@ pub(super) fn inspect(mask: &dyn RasterSource, classes: usize, findings: &mut Ve
     let mut values = Values::default();
     let mut bytes = [0_u64; 256];
     for window in sweep(mask.metadata().window(), mask.metadata()) {
-        match mask.read_window(window).map(|raster| raster.into_samples()) {
-            Ok(Samples::U8(samples)) => {
-                samples
-                    .iter()
-                    .for_each(|&sample| bytes[usize::from(sample)] += 1);
-            }
-            Ok(samples) => (0..samples.len()).for_each(|at| values.add(samples.get(at), 1)),
+        let read = || -> terrashard_raster::Result<_> {
+            let samples = mask.read_window(window)?.into_samples();
+            Ok((samples, mask.read_mask(window)?))
+        };
+        let (samples, data) = match read() {
+            Ok(read) => read,
             Err(error) => return findings.push(Finding::of_error(path, &error.into())),
+        };
+        let has_data = |at: &usize| data.as_ref().is_none_or(|data| data[*at]);
+        let with_data = (0..samples.len()).filter(has_data);
+        match &samples {
+            Samples::U8(values) => with_data.for_each(|at| bytes[usize::from(values[at])] += 1),
+            samples => with_data.for_each(|at| values.add(samples.get(at), 1)),
         }
+        let masked = |data: Vec<bool>| data.iter().filter(|data| !**data).count() as u64;
+        values.masked += data.map_or(0, masked);
     }
     for (value, &count) in bytes.iter().enumerate().filter(|(_, count)| **count > 0) {
         values.add(value as f64, count);
     }
-    judge(&values, classes, |level, message, found, expected| {
+    let allowed = LabelValues::new(mask.metadata(), classes);
+    judge(&values, &allowed, |level, message, found, expected| {
         findings.push(Finding::new(level, Kind::Label, path, message).numbers(found, expected));
     });
 }
 
-fn judge(values: &Values, classes: usize, mut tell: impl FnMut(Level, String, f64, f64)) {
-    let ignored = f64::from(IGNORE);
-    let is_class = |value: f64| value >= 0.0 && value < classes as f64 && value.fract() == 0.0;
-    let is_wrong = |value: f64| value != ignored && !is_class(value);
-    let (wrong, all) = (values.count(is_wrong), values.count(|_| true));
+fn judge(values: &Values, allowed: &LabelValues, mut tell: impl FnMut(Level, String, f64, f64)) {
+    let is_class = |value: f64| matches!(allowed.meaning(value), Meaning::Class(_));
+    let is_ignored = |value: f64| allowed.meaning(value) == Meaning::Ignored;
+    let is_wrong = |value: f64| allowed.meaning(value) == Meaning::Unknown;
+    let (wrong, all) = (
+        values.count(is_wrong),
+        values.count(|_| true) + values.masked,
+    );
     if wrong > 0 {
         let message = format!(
             "it holds values that are no class: {}; allowed are 0 to {} and 255 (ignore); set `model.classes`, or relabel it",
             values.told(is_wrong),
-            classes - 1
+            allowed.largest()
         );
         return tell(Level::Wrong, message, wrong as f64, 0.0);
     }
     let foreground = values.count(|value| is_class(value) && value > 0.0);
     let background = values.count(|value| value == 0.0);
-    let nothing = values.count(|value| value == ignored);
+    let nothing = values.count(|value| value == f64::from(IGNORE));
     match (background, foreground) {
         (0, 0) => {
             let message = format!(
-                "all its {all} pixels are 255 (ignore), so that nothing can be learned from it"
+                "all its {all} pixels are 255 (ignore) or without data, so that nothing can be learned from it"
             );
-            tell(Level::Wrong, message, nothing as f64, all as f64);
+            let ignored = values.count(is_ignored) + values.masked;
+            tell(Level::Wrong, message, ignored as f64, all as f64);
         }
         (_, 0) if nothing > 0 => {
             let message = format!(
@@ -117,6 +138,21 @@ fn judge(values: &Values, classes: usize, mut tell: impl FnMut(Level, String, f6
 #[cfg(test)]
 mod tests {
     use super::*;
+    use terrashard_raster::{DataType, Georeference, Metadata};
+
+    fn label(nodata: Option<f64>) -> Metadata {
+        Metadata {
+            width: 1,
+            height: 1,
+            bands: 1,
+            data_type: DataType::F64,
+            georeference: Georeference::default(),
+            nodata,
+            descriptions: vec![None],
+            overviews: Vec::new(),
+            block: (1, 1),
+        }
+    }
 
     #[track_caller]
     fn check(values: &[(f64, u64)], classes: usize, expected: Option<(Level, &str)>) {
@@ -125,7 +161,8 @@ mod tests {
             .iter()
             .for_each(|&(value, count)| counted.add(value, count));
         let mut told = Vec::new();
-        judge(&counted, classes, |level, message, _, _| {
+        let allowed = LabelValues::new(&label(None), classes);
+        judge(&counted, &allowed, |level, message, _, _| {
             told.push((level, message))
         });
         match expected {

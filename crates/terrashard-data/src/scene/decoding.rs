@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use terrashard_raster::{Samples, Window};
+use terrashard_raster::Window;
 
 use super::{IGNORE, Patch, Scene};
 use crate::cache::{Key, Layer, TILE, Tile, touched};
 use crate::target::Target;
-use crate::{Error, Result};
+use crate::{Error, Result, label_values};
 
 impl Scene {
     /// Whether tiles of the scene are kept; else windows are decoded as they are asked for, and nothing around them.
@@ -153,34 +153,12 @@ impl Scene {
     pub(super) fn decode_labels(&self, window: Window, valid: &[bool]) -> Result<Vec<u8>> {
         let mask = self.mask.as_deref().ok_or_else(|| self.no_mask())?;
         let fine = window.scaled(self.scale());
-        let samples = mask.read_window(fine)?.into_samples();
-        let mut labels =
-            to_classes(samples, self.classes()).map_err(|(at, value)| Error::MaskValue {
-                path: mask.path().to_owned(),
-                value,
-                column: fine.col + at % fine.width,
-                row: fine.row + at / fine.width,
-                classes: self.classes(),
-            })?;
+        let mut labels = label_values::read(mask, fine, self.classes())?;
         let counts = self.counting(window, valid.to_vec())?;
         if !counts.iter().all(|&ok| ok) {
             self.blank(&mut labels, window, &counts, IGNORE);
         }
         Ok(labels)
-    }
-}
-
-/// Checks that each value is a class or [`IGNORE`]; otherwise the first place and value that is neither.
-fn to_classes(samples: Samples, classes: usize) -> Result<Vec<u8>, (usize, f64)> {
-    let is_class = |value: f64| {
-        value == f64::from(IGNORE)
-            || (value >= 0.0 && value < classes as f64 && value.fract() == 0.0)
-    };
-    let wrong = (0..samples.len()).find(|&at| !is_class(samples.get(at)));
-    match (wrong, samples) {
-        (Some(at), samples) => Err((at, samples.get(at))),
-        (None, Samples::U8(labels)) => Ok(labels),
-        (None, samples) => Ok((0..samples.len()).map(|at| samples.get(at) as u8).collect()),
     }
 }
 

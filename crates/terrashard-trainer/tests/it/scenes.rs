@@ -189,6 +189,34 @@ fn geo_23_no_data_stays_no_data_at_every_pixel_above_it() {
 }
 
 #[test]
+fn geo_23_what_a_mask_leaves_out_is_no_data() {
+    let folder = Folder::new();
+    folder.model(&small(2), (32, 8), |_, _| {});
+    let gap = |x: usize, y: usize| (x * 7 + y * 3).is_multiple_of(11) || (20..40).contains(&x);
+    // Without the mask every pixel is data: no value stands for none.
+    folder.image("in.tif", (70, 45), 2, None, pattern);
+    folder.image("one.tif", (70, 45), 1, None, |_, x, y| pattern(0, x, y));
+    folder.image("two.tif", (70, 45), 1, None, |_, x, y| pattern(1, x, y));
+    for (name, first) in [("in.tif.msk", 0), ("one.tif.msk", 0), ("two.tif.msk", 40)] {
+        folder.image(name, (70, 45), 1, None, |_, x, y| {
+            if gap(x, y) && x >= first { 0 } else { 255 }
+        });
+    }
+    let bands = ["--bands", "1=one.tif,2=two.tif"];
+    for input in [&["in.tif"][..], &bands] {
+        folder.predict(&[input, &["-o", "map.tif"]].concat());
+        let map = folder.whole("map.tif");
+        for (row, col) in (0..45 * SCALE).flat_map(|r| (0..70 * SCALE).map(move |c| (r, c))) {
+            assert_eq!(
+                map.at(0, col, row) == 255.0,
+                gap(col / SCALE, row / SCALE),
+                "{input:?}: column {col}, row {row}"
+            );
+        }
+    }
+}
+
+#[test]
 fn geo_20_zeros_without_declared_nodata_warn() {
     let folder = Folder::new();
     folder.model(&small(2), (32, 8), |_, _| {});
