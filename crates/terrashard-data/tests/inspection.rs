@@ -163,3 +163,78 @@ fn geo_34_a_label_elsewhere_is_told_with_both_codes() {
         "2 (1 pixels)",
     );
 }
+
+#[test]
+fn geo_30_a_shift_of_the_high_resolution_image_is_told_in_pixels_of_the_image() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name);
+    let scene = terrashard_raster::open(water(IMAGE)).expect("the shipped scene");
+    // Its pixels stand for those of 5 m; an image of 10 m is the mean of four.
+    let crop = |col: usize, row: usize, side: usize| {
+        let raster = scene.read_window(Window::new(col, row, side, side));
+        raster.expect("inside").select(&[0, 1, 2])
+    };
+    let write = |name: &str, side: usize, pixel: f64, samples: Vec<u16>| {
+        let ground = Georeference {
+            epsg: Some(32633),
+            transform: Some(Transform::north_up(500_000.0, 5_000_000.0, pixel)),
+        };
+        let spec = RasterSpec::new(side, side, 3, DataType::U16).georeference(ground);
+        let spec = spec.descriptions(["B02", "B03", "B04"]);
+        let mut sink = GeoTiffSink::create(at(name), spec).expect("a folder");
+        let whole = Window::new(0, 0, side, side);
+        let raster = Raster::new(whole, 3, Samples::U16(samples)).expect("filled");
+        sink.write(&raster).expect("written");
+        Box::new(sink).finish().expect("complete");
+    };
+    let fine = crop(300, 100, 512);
+    let mean = |band: usize, col: usize, row: usize| {
+        let four = [(0, 0), (1, 0), (0, 1), (1, 1)];
+        let sum = four.map(|(x, y)| fine.at(band, 2 * col + x, 2 * row + y));
+        (sum.iter().sum::<f64>() / 4.0) as u16
+    };
+    let places = (0..3).flat_map(|b| (0..256 * 256).map(move |i| (b, i % 256, i / 256)));
+    let coarse = places
+        .map(|(band, col, row)| mean(band, col, row))
+        .collect();
+    write("image.tif", 256, 10.0, coarse);
+    let options = SceneOptions {
+        scale: 2,
+        ..SceneOptions::new(BandSelection::names(["B02", "B03", "B04"]))
+    };
+    let target = TargetOptions {
+        bands: BandSelection::All(3),
+        scaling: Default::default(),
+        nodata: None,
+    };
+    // What is shown further left lies three pixels of the image too far right.
+    for (moved, expected) in [(0, None), (6, Some(3.0))] {
+        let Samples::U16(samples) = crop(300 - moved, 100, 512).into_samples() else {
+            panic!("the scene is of 16 bits")
+        };
+        write("fine.tif", 512, 5.0, samples);
+        let files = SceneFiles {
+            image: at("image.tif"),
+            highres: Some(at("fine.tif")),
+            ..SceneFiles::default()
+        };
+        let findings = inspect(&files, &options, Some(&target));
+        let Some(expected) = expected else {
+            assert_eq!(findings, []);
+            continue;
+        };
+        let registration = [(Level::Suspicious, Kind::Registration)];
+        assert_eq!(kinds(&findings), registration, "{findings:#?}");
+        assert_eq!(findings[0].file, at("fine.tif"));
+        let (found, allowed) = (findings[0].found, findings[0].expected);
+        assert!(
+            found.is_some_and(|found| (found - expected).abs() < 0.1),
+            "{findings:#?}"
+        );
+        assert_eq!(allowed, Some(0.5));
+        assert!(
+            findings[0].message.contains("terrashard align"),
+            "{findings:#?}"
+        );
+    }
+}

@@ -165,13 +165,16 @@ pub struct FitArguments {
     /// Take what there is of a checkpoint that is damaged or lacks parameters; each name that begins anew is told
     #[arg(long)]
     pub allow_partial: bool,
+    /// Leave out scenes of which a file is missing or damaged, and tell which; every file is read to its last pixel first
+    #[arg(long)]
+    pub skip_missing: bool,
     /// End cleanly after this step, with a checkpoint saved, as SIGTERM and SIGUSR1 make it do after the step at hand; exit code 0
     #[arg(long, value_name = "STEP")]
     pub stop_after: Option<u64>,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub flags: ConfigFlags,
-    /// Print nothing
+    /// Print nothing but warnings
     #[arg(long)]
     pub quiet: bool,
 }

@@ -58,6 +58,7 @@ fn fit(arguments: FitArguments) -> Result<()> {
         run,
         resume,
         allow_partial,
+        skip_missing,
         stop_after,
         flags,
         quiet,
@@ -68,6 +69,9 @@ fn fit(arguments: FitArguments) -> Result<()> {
     let mut config = load(&path, &flags)?;
     if let Some(resume) = resume {
         config.checkpoint.resume = Resume::from(resume);
+    }
+    if skip_missing {
+        scenes::leave_out(&mut config)?;
     }
     if config.data.medians.is_none() {
         config.data.medians = statistics::training_medians(&config)?;

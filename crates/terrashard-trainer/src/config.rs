@@ -49,12 +49,15 @@ impl Config {
         let mut config = Self::parse(&text, path, folder, overrides)?;
         if let Some(chips) = &config.data.chips {
             let scenes = indexed_scenes(chips)?;
-            // The configuration of a run has both.
-            if !config.data.scenes.is_empty() && config.data.scenes != scenes {
+            // The configuration of a run has both, without the scenes that were left out.
+            let given = &config.data.scenes;
+            if !given.iter().all(|scene| scenes.contains(scene)) {
                 let expected = "no `data.scenes` beside it: it names the scenes";
                 return Err(Error::invalid("data.chips", chips.display(), expected));
             }
-            config.data.scenes = scenes;
+            if given.is_empty() {
+                config.data.scenes = scenes;
+            }
         }
         Ok(config)
     }

@@ -1,10 +1,13 @@
 //! `check`: everything that is wrong with the files of a configuration, before it is trained.
 
 use serde::Serialize;
-use terrashard_data::{BandSelection, Finding, Level, SceneFiles, SceneOptions, Split, inspect};
+use terrashard_data::{
+    BandSelection, Finding, Level, SceneFiles, SceneOptions, Split, inspect, unreadable,
+};
 
 use crate::config::{Config, SceneEntry};
 use crate::dataset::{entry_scaling, scene_options, target_options};
+use crate::error::{Error, Result};
 
 /// What `check --json` prints.
 #[derive(Debug, Clone, Serialize)]
@@ -58,11 +61,47 @@ fn check_scene(config: &Config, entry: &SceneEntry, findings: &mut Vec<Finding>)
             findings.push(Finding::of_error(&entry.image, &error));
         }
     }
-    let files = SceneFiles {
-        image: entry.image.clone(),
-        mask: entry.mask.clone(),
-        highres: entry.highres.clone(),
-    };
+    let files = files(config, entry);
     let target = config.model.superres.then(|| target_options(&data.highres));
     findings.extend(inspect(&files, &options, target.as_ref()));
+}
+
+/// The files of a scene that a training reads.
+fn files(config: &Config, entry: &SceneEntry) -> SceneFiles {
+    let ignores = config.data.ignore_from.is_some();
+    SceneFiles {
+        image: entry.image.clone(),
+        mask: entry.mask.clone(),
+        highres: entry.highres.clone().filter(|_| config.model.superres),
+        classification: entry.classification.clone().filter(|_| ignores),
+    }
+}
+
+/// Leaves out the scenes of which a file is missing or does not read to its last pixel, and says of each what was found first.
+///
+/// # Errors
+/// [`Error::InvalidValue`] where none is left.
+pub fn leave_out_unreadable(config: &mut Config) -> Result<Vec<Finding>> {
+    let mut findings = Vec::new();
+    let mut kept = Vec::with_capacity(config.data.scenes.len());
+    for entry in &config.data.scenes {
+        match unreadable(&files(config, entry)) {
+            Some(finding) => findings.push(finding),
+            None => kept.push(entry.clone()),
+        }
+    }
+    if let (true, Some(first)) = (kept.is_empty(), findings.first()) {
+        return Err(Error::invalid(
+            "data.scenes",
+            format!(
+                "{} scenes of which none can be read, the first for {}: {}",
+                findings.len(),
+                first.file.display(),
+                first.message
+            ),
+            "at least one whose files are there and whole; `terrashard check` lists all that is wrong",
+        ));
+    }
+    config.data.scenes = kept;
+    Ok(findings)
 }

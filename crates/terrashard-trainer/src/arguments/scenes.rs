@@ -62,6 +62,9 @@ pub struct ChipArguments {
     /// Pixels from one chip for training to the next [default: each pixel is in one chip, as for validation and test anyway]
     #[arg(long, value_name = "PX")]
     pub stride: Option<usize>,
+    /// Leave out scenes of which a file is missing or damaged, and tell which; every file is read to its last pixel first
+    #[arg(long)]
+    pub skip_missing: bool,
     /// Set a key of the configuration, the value in TOML: `--set data.chip=128`
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub set: Vec<String>,

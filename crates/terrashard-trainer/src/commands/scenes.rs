@@ -84,6 +84,23 @@ pub(super) fn check(arguments: &CheckArguments) -> Result<()> {
     }
 }
 
+/// Leaves out the scenes that cannot be read, and tells which.
+pub(super) fn leave_out(config: &mut Config) -> Result<()> {
+    let scenes = config.data.scenes.len();
+    let left_out = inspection::leave_out_unreadable(config)?;
+    for finding in &left_out {
+        let (file, message) = (finding.file.display(), &finding.message);
+        tell(&format!("warning: left out, {file}: {message}"));
+    }
+    if !left_out.is_empty() {
+        let left_out = left_out.len();
+        tell(&format!(
+            "warning: {left_out} of {scenes} scenes are left out"
+        ));
+    }
+    Ok(())
+}
+
 fn check_page(inspected: &Inspected) -> String {
     let scenes = counted(inspected.scenes, "scene");
     if inspected.findings.is_empty() {
@@ -107,7 +124,10 @@ fn check_page(inspected: &Inspected) -> String {
 const CHIPS_OF_A_BLOCK: usize = 4;
 
 pub(super) fn chip(arguments: &ChipArguments) -> Result<()> {
-    let config = Config::load(&arguments.config, &arguments.set)?;
+    let mut config = Config::load(&arguments.config, &arguments.set)?;
+    if arguments.skip_missing {
+        leave_out(&mut config)?;
+    }
     let chip = config.data.chip;
     let block = arguments.block.unwrap_or(CHIPS_OF_A_BLOCK * chip);
     if arguments.block.is_some() && arguments.split != SplitFlag::Blocks {

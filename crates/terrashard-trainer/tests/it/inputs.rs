@@ -41,6 +41,90 @@ fn check_lists_all_and_ends_with_2() {
 }
 
 #[test]
+fn geo_52_scenes_that_do_not_read_are_left_out_where_that_is_asked_for() {
+    let scenario = Scenario::new();
+    let whole = fs::read(scenario.path("image.tif")).unwrap();
+    fs::write(scenario.path("cut.tif"), &whole[..whole.len() / 2]).unwrap();
+    let scene = |image: &str, mask: &str| format!("{{ image = \"{image}\", mask = \"{mask}\" }}");
+    let sound = scene("image.tif", "mask.tif");
+    let scenes = [
+        &scene("gone.tif", "mask.tif"),
+        &sound,
+        &scene("cut.tif", "mask.tif"),
+    ];
+    let scenes = format!("data.scenes=[{}, {}, {}]", scenes[0], scenes[1], scenes[2]);
+    let fit = |run: &str, arguments: &[&str]| {
+        let fit = [
+            "fit",
+            "run.toml",
+            "--run",
+            run,
+            "--quiet",
+            "--set",
+            "train.steps=2",
+        ];
+        let output = scenario.terrashard(&[&fit[..], arguments].concat());
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.code(), told)
+    };
+    assert_eq!(fit("alone", &[]).0, Some(0));
+    let (code, told) = fit("all", &["--set", &scenes]);
+    assert!(code != Some(0) && told.contains("gone.tif"), "{told}");
+    let (code, told) = fit("rest", &["--set", &scenes, "--skip-missing"]);
+    assert_eq!(code, Some(0), "{told}");
+    for words in ["gone.tif", "cut.tif", "2 of 3 scenes are left out"] {
+        assert!(told.contains(words), "{words} in {told}");
+    }
+    assert_eq!(losses(&scenario, "rest"), losses(&scenario, "alone"));
+
+    let chip = ["chip", "run.toml", "--set", &scenes, "--json"];
+    assert!(!scenario.terrashard(&chip).status.success());
+    let chip = json(&scenario, &[&chip[..4], &["--skip-missing"]].concat(), 0);
+    assert_eq!(chip["scenes"], 1);
+
+    // An index of chips names two scenes, of which one goes: the run's own configuration has the other alone.
+    fs::copy(scenario.path("image.tif"), scenario.path("other.tif")).unwrap();
+    let scenes = format!("data.scenes=[{sound}, {}]", scene("other.tif", "mask.tif"));
+    json(&scenario, &["chip", "run.toml", "--set", &scenes], 0);
+    fs::remove_file(scenario.path("other.tif")).unwrap();
+    let text = fs::read_to_string(scenario.path("run.toml")).unwrap();
+    let (before, rest) = text.split_once("scenes = ").unwrap();
+    let (_, rest) = rest.split_once('\n').unwrap();
+    let chips = format!("{before}chips = \"chips.geojson\"\n{rest}");
+    fs::write(scenario.path("chips.toml"), chips).unwrap();
+    let fit_chips = |config: &str| {
+        let fit = [
+            "fit",
+            config,
+            "--run",
+            "chips",
+            "--set",
+            "train.steps=2",
+            "--skip-missing",
+        ];
+        let output = scenario.terrashard(&fit);
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let told = fit_chips("chips.toml");
+    assert!(told.contains("1 of 2 scenes are left out"), "{told}");
+    let told = fit_chips("chips/config.toml");
+    assert!(told.contains("nothing to do"), "{told}");
+
+    let (code, told) = fit(
+        "none",
+        &[
+            "--set",
+            "data.scenes=[{ image = \"gone.tif\" }]",
+            "--skip-missing",
+        ],
+    );
+    assert!(
+        code == Some(2) && told.contains("none can be read") && told.contains("gone.tif"),
+        "{told}"
+    );
+}
+
+#[test]
 fn stats_are_those_of_each_part() {
     let scenario = Scenario::new();
     let of_config = json(&scenario, &["stats", "run.toml"], 0);
