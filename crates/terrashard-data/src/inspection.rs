@@ -1,7 +1,7 @@
 //! What is wrong with the files of a scene, all of it at once and before anything is trained.
 
 mod label;
-mod scaling;
+pub(crate) mod scaling;
 #[cfg(test)]
 mod scenarios;
 

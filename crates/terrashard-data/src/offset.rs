@@ -140,7 +140,8 @@ fn of_tags(tags: &BTreeMap<String, String>) -> Option<ProductOffset> {
         tags.keys().find(is).map(|tag| (tag, tags[tag].trim()))
     };
     if let Some((tag, value)) = find(&["BOA_ADD_OFFSET", "RADIO_ADD_OFFSET"])
-        && let Ok(offset) = value.parse()
+        && let Ok(offset) = value.parse::<f32>()
+        && offset.is_finite()
     {
         return Some(ProductOffset {
             offset,
@@ -200,6 +201,7 @@ fn of_xml(file: &Path, text: &str) -> Result<Option<ProductOffset>> {
         .iter()
         .flat_map(|tag| elements(text, tag))
         .filter_map(|value| value.parse().ok())
+        .filter(|offset: &f32| offset.is_finite())
         .collect();
     if let Some(first) = offsets.first() {
         if let Some(other) = offsets.iter().find(|offset| *offset != first) {
@@ -215,8 +217,10 @@ fn of_xml(file: &Path, text: &str) -> Result<Option<ProductOffset>> {
             told_by: format!("{}", file.display()),
         }));
     }
-    let baseline = elements(text, "PROCESSING_BASELINE").find_map(|value| value.parse().ok());
-    Ok(baseline.map(|baseline: f64| of_baseline(baseline, &file.display().to_string())))
+    let baseline = elements(text, "PROCESSING_BASELINE")
+        .find_map(|value| value.parse().ok())
+        .filter(|baseline: &f64| baseline.is_finite());
+    Ok(baseline.map(|baseline| of_baseline(baseline, &file.display().to_string())))
 }
 
 /// The texts of all elements of this name, whatever their attributes.

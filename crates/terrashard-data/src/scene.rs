@@ -320,10 +320,22 @@ impl Scene {
     /// # Errors
     /// [`Error::Raster`].
     pub fn sampled_medians(&self) -> Result<Vec<Option<f32>>> {
+        let statistics = self.sampled_statistics()?;
+        let Scaling { offset, scale, .. } = self.options.scaling;
+        let reflectance = |dn: f64| ((dn + f64::from(offset)) * f64::from(scale)) as f32;
+        let some = statistics.valid() > 0;
+        let median = |band| some.then(|| reflectance(statistics.percentile(band, 50.0)));
+        Ok((0..self.bands()).map(median).collect())
+    }
+
+    /// Statistics of the selected bands over windows spread over the scene, in digital numbers: of a small scene all of it.
+    ///
+    /// # Errors
+    /// [`Error::Raster`].
+    pub fn sampled_statistics(&self) -> Result<Statistics> {
         const ACROSS: usize = 4;
         const SIDE: usize = 64;
-        let offset = self.options.scaling.offset;
-        let each = Statistics::counts_each(self.image.metadata().data_type, offset);
+        let each = Statistics::counts_each(self.image.metadata().data_type, 0.0);
         let mut statistics = Statistics::new(self.bands.len(), each);
         let starts = |length: usize| (0..ACROSS).map(move |at| length * at / ACROSS);
         let size = |length: usize| length.div_ceil(ACROSS).min(SIDE);
@@ -336,15 +348,10 @@ impl Scene {
                 let bands = picked(&self.image.read_window(window)?, &self.bands);
                 let data = self.image.read_mask(window)?;
                 let is_nodata = |sample: f32| self.metadata.is_nodata(f64::from(sample));
-                statistics.add(bands, data, is_nodata, offset);
+                statistics.add(bands, data, is_nodata, 0.0);
             }
         }
-        let scale = f64::from(self.options.scaling.scale);
-        let medians = statistics.bands(&self.band_titles(), scale);
-        Ok(medians
-            .iter()
-            .map(|band| band.median().map(|median| median as f32))
-            .collect())
+        Ok(statistics)
     }
 
     /// Adds the pixels of regions to statistics in one pass over the image, each to those at its number: the selected bands, with the

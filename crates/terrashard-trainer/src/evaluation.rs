@@ -146,6 +146,10 @@ pub fn test(config: &Config, checkpoint: &Path, options: &TestOptions) -> Result
             0,
             Duration::from_secs_f64(config.log.seconds),
         );
+        for warning in trained.unlike(&scene)? {
+            let name = scene.image().path().display();
+            progress.say(&format!("warning: {name}: {warning}"));
+        }
         let mut map = Map {
             scene: &scene,
             region,

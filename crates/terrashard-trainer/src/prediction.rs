@@ -373,7 +373,8 @@ impl SceneWork<'_> {
             )),
             _ => {}
         }
-        let apart = trained_apart(self.trained, &scene)?;
+        let mut apart = self.trained.unlike(&scene)?;
+        apart.extend(trained_apart(self.trained, &scene)?);
         done.warnings
             .extend(apart.iter().map(|warning| format!("{name}: {warning}")));
         if let Some(warning) = histogram.warning() {

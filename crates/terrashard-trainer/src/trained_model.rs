@@ -5,6 +5,7 @@ use std::path::Path;
 use burn::tensor::{Device, TensorData};
 use serde_json::{Map, json};
 use terrashard_checkpoint::{Checkpoint, ElementType, Kind, ModelDescription, Source, TensorSpec};
+use terrashard_data::{Scene, unlike_training};
 use terrashard_models::{S2s2Net, assign, parameters};
 
 use crate::config::{self, Band, Config, HighresSection, ModelConfig, Scaling, SceneEntry};
@@ -98,6 +99,16 @@ impl TrainedModel {
                 remedy: "give a run directory, a checkpoint or an exported file".into(),
             }),
         }
+    }
+
+    /// What speaks against a scene being of the bands and the scaling that the model was trained with.
+    ///
+    /// # Errors
+    /// [`Error::Data`].
+    pub(crate) fn unlike(&self, scene: &Scene) -> Result<Vec<String>> {
+        let means = Some(&self.scaling.mean).filter(|means| !means.is_empty());
+        let centres = self.medians.as_ref().or(means);
+        Ok(unlike_training(scene, centres.map(Vec::as_slice))?)
     }
 
     /// Where the weights are.

@@ -42,10 +42,10 @@ const ORDER: [(&str, &str, &str); 7] = [
 const BLUE_AND_RED: ([&str; 2], &str, &str) = (["B11", "B12"], "B04", "B02");
 
 /// An image as it was read, in digital numbers.
-pub(super) struct Read<'a> {
-    pub statistics: &'a Statistics,
-    pub names: &'a [String],
-    pub path: &'a Path,
+pub(crate) struct Read<'a> {
+    pub(crate) statistics: &'a Statistics,
+    pub(crate) names: &'a [String],
+    pub(crate) path: &'a Path,
 }
 
 /// Says where much of a scene is 0 and nothing is declared as nodata.
@@ -146,7 +146,7 @@ impl Read<'_> {
         }
     }
 
-    fn inspect_offset(
+    pub(crate) fn inspect_offset(
         &self,
         scaling: &Scaling,
         product: Option<&ProductOffset>,
@@ -217,7 +217,7 @@ impl Read<'_> {
     }
 
     /// Whether bands that are neighbours by wavelength are alike.
-    fn inspect_order(&self, findings: &mut Vec<Finding>) {
+    pub(crate) fn inspect_order(&self, findings: &mut Vec<Finding>) {
         let find = |name: &str| {
             self.names
                 .iter()
