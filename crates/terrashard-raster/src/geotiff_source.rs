@@ -50,7 +50,7 @@ pub struct GeoTiffSource {
 /// The mask of an image.
 enum StoredMask {
     /// A directory of the same file.
-    Inside(TiffImage),
+    Inside(Box<TiffImage>),
     /// A file of the same name with `.msk` behind it, as GDAL writes them.
     Beside(Box<GeoTiffSource>),
 }
@@ -93,7 +93,8 @@ impl OpenFile {
         };
         let ifd = self.tiff().ifds().iter().find(belongs);
         let image = |ifd: &Ifd| TiffImage::new(self.bytes(), ifd.clone(), None, self.limits);
-        Ok(ifd.map(image).transpose()?.map(StoredMask::Inside))
+        let mask = ifd.map(image).transpose()?;
+        Ok(mask.map(|mask| StoredMask::Inside(Box::new(mask))))
     }
 }
 

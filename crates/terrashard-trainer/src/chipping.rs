@@ -87,10 +87,11 @@ pub fn chip(config: &Config, request: &ChipRequest) -> Result<Chipped> {
             SplitBy::Blocks(side) => SplitRule::Blocks { side, shares },
         },
     };
-    // Without a mask there is nothing to train on, but images may be wanted beside it.
+    // Without a mask there is nothing to train on, but images may be wanted beside it. Each window is read about once, so that nothing
+    // is kept of it.
     let dataset = match data.scenes.iter().any(|scene| scene.highres.is_some()) {
-        true => Dataset::open_with_targets(config)?,
-        false => Dataset::open(config)?,
+        true => Dataset::stream_with_targets(config)?,
+        false => Dataset::stream(config)?,
     };
     let mut scenes = Vec::with_capacity(data.scenes.len());
     for (entry, opened) in data.scenes.iter().zip(dataset.scenes()) {
