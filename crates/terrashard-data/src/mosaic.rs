@@ -1,4 +1,27 @@
 //! Overlapping predictions blended into one map, block by block.
+//!
+//! # What an overlap can do
+//! A network that sees less far than a third of the overlap gives the same map whatever the windows: the part of a window that lacks
+//! something of what lies around has next to no weight. The test `geo_08` holds one without attention to 1e-3 of the map of a single window.
+//!
+//! A transformer attends to its whole window at once, so its map is one of the window as much as of the pixel, and no overlap makes tiles
+//! agree with a larger window. What can be asked for is that the borders do not show. Measured with the model of `cargo xtask demo`, which was
+//! trained on chips of 64, on 512 x 512 pixels of the example's scene (columns 800 to 1311, rows 128 to 639): the mean step of
+//! the probability between neighbouring columns of the middle third of overlaps (without one: across the borders), divided by that of all
+//! other columns; the mean difference to the map of one window of 512, away from the outer 64 pixels; and the scores of `test`.
+//!
+//! | window | overlap | steps | difference | IoU | shore IoU |
+//! |---|---|---|---|---|---|
+//! | 64 | 0 | 10.7 | 0.032 | 0.938 | 0.916 |
+//! | 64 | 16 | 0.6 | 0.033 | 0.929 | 0.913 |
+//! | 64 | 32 | 1.0 | 0.035 | 0.940 | 0.919 |
+//! | 128 | 32 | 1.1 | 0.020 | 0.948 | 0.910 |
+//! | 256 | 0 | 18.5 | 0.006 | | |
+//! | 256 | 64 | 1.1 | 0.002 | 0.950 | 0.907 |
+//!
+//! So an overlap of 16 image pixels removes the borders of small windows; half a window of 64 scores a little better, a quarter of a
+//! larger one does. Windows as large as the chips of the training are best at the shore, four times as large ones over all, by a
+//! hundredth each.
 
 mod axis;
 
