@@ -55,6 +55,8 @@ pub struct StagesBench {
     pub overlap: bool,
     /// At stage 3 a parameter of fewer bytes stays whole.
     pub persist_bytes: usize,
+    /// Whether one more step of each of ours is profiled.
+    pub profile: bool,
     /// The peers to measure beside ours.
     pub peers: Option<Peers>,
     /// The time after which one measurement is given up.
@@ -135,6 +137,22 @@ pub struct Measured {
     pub parameters: usize,
     /// From the process's start to the first step, seconds.
     pub setup_s: f64,
+    /// What one more step of the first rank consists of, where that was asked for: kernels first, each by falling time.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub profile: Vec<Part>,
+}
+
+/// All calls of one name in a step.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Part {
+    /// A kernel, or an operation of LibTorch or a call of the driver.
+    pub name: String,
+    /// Whether the GPU ran it.
+    pub on_device: bool,
+    /// How often.
+    pub calls: u64,
+    /// All calls together, milliseconds. On the host, what an operation calls counts for both.
+    pub ms: f64,
 }
 
 impl StagesRow {
@@ -282,6 +300,7 @@ fn jobs(bench: &StagesBench) -> Result<Vec<Job>, job::Error> {
                                 overlap: bench.overlap,
                                 persist_bytes: bench.persist_bytes,
                                 memory: None,
+                                profile: bench.profile,
                             });
                         }
                     }

@@ -42,6 +42,7 @@ fn job(row: &Value) -> Job {
         overlap: true,
         persist_bytes: row["persist_bytes"].as_u64().unwrap_or(0) as usize,
         memory: None,
+        profile: false,
     }
 }
 

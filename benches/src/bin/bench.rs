@@ -195,6 +195,9 @@ struct Stages {
     /// At stage 3 a parameter of fewer bytes stays whole.
     #[arg(long, default_value = "0")]
     persist_bytes: usize,
+    /// Profile one more step of each of ours: kernels and calls with their numbers and times go into the row.
+    #[arg(long)]
+    profile: bool,
     /// The peers' scripts, to run theirs beside ours.
     #[arg(long, requires = "python")]
     peers: Option<PathBuf>,
@@ -371,6 +374,7 @@ fn run_stages(arguments: Stages) -> Result<(), Failure> {
         warm_up: arguments.warm_up,
         overlap: !arguments.no_overlap,
         persist_bytes: arguments.persist_bytes,
+        profile: arguments.profile,
         peers: scripts.map(|(folder, python)| Peers {
             scripts: Scripts { folder, python },
             names: arguments.peer,

@@ -26,8 +26,8 @@ mod without {
 
     use burn::tensor;
 
-    use super::super::Measured;
-    use super::super::job::{Error, Job, Precision};
+    use super::super::job::{Device, Error, Job, Precision};
+    use super::super::{Measured, Part};
     use super::missing;
 
     pub(crate) fn libtorch(job: &Job) -> Result<tensor::Device, Error> {
@@ -49,6 +49,13 @@ mod without {
     pub(crate) fn peaks(_: Option<usize>) -> [Option<f64>; 2] {
         [None; 2]
     }
+
+    pub(crate) fn profiled(
+        _: Option<usize>,
+        _: impl FnOnce() -> Result<(), String>,
+    ) -> Result<Vec<Part>, String> {
+        Err(missing(Device::Tch).to_string())
+    }
 }
 
 #[cfg(feature = "tch")]
@@ -58,11 +65,11 @@ mod libtorch {
 
     use burn::tensor;
     use terrashard_collectives::local;
-    use terrashard_torch::{Memory, tch};
+    use terrashard_torch::{Memory, Profile, tch};
 
-    use super::super::Measured;
     use super::super::job::{Error, Job, Precision};
     use super::super::rank::measure;
+    use super::super::{Measured, Part};
 
     pub(crate) fn libtorch(job: &Job) -> Result<tensor::Device, Error> {
         tch::set_num_threads(job.threads() as i32);
@@ -164,5 +171,22 @@ mod libtorch {
             of(|memory| memory.allocated_peak),
             of(|memory| memory.reserved_peak),
         ]
+    }
+    /// What `step` consists of, which waits for the device at its end.
+    pub(crate) fn profiled(
+        gpu: Option<usize>,
+        step: impl FnOnce() -> Result<(), String>,
+    ) -> Result<Vec<Part>, String> {
+        let failed = |error: terrashard_torch::Error| error.to_string();
+        let profile = Profile::start(gpu.is_some()).map_err(failed)?;
+        step()?;
+        let rows = profile.finish().map_err(failed)?.into_iter();
+        let part = |row: terrashard_torch::ProfileRow| Part {
+            name: row.name,
+            on_device: row.on_device,
+            calls: row.calls,
+            ms: row.seconds * 1e3,
+        };
+        Ok(rows.map(part).collect())
     }
 }

@@ -161,6 +161,9 @@ pub struct Job {
     /// What a rank may take of its GPU in bytes, where it is to be seen whether that is enough: nothing but the steps is measured then.
     #[serde(default)]
     pub memory: Option<u64>,
+    /// Whether one more step is profiled after those that are timed.
+    #[serde(default)]
+    pub profile: bool,
 }
 
 impl Job {

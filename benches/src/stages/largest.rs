@@ -124,6 +124,7 @@ pub fn run(
         let at = |size: usize| {
             let mut job = Job {
                 memory: Some(limit),
+                profile: false,
                 steps: STEPS,
                 warm_up: 0,
                 ..job.clone()

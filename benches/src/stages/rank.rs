@@ -129,6 +129,14 @@ pub(super) fn measure(
     let peaks = rank.largest([alloc, reserved].map(|gib| gib.unwrap_or(0.0)))?;
     let loss = rank.told(losses)?;
 
+    let profile = match job.profile {
+        true => {
+            rank.wait()?;
+            device::profiled(gpu, || rank.steps(&data, 1).map(drop))?
+        }
+        false => Vec::new(),
+    };
+
     let middle = median(&timed.ms);
     let mut beside = Beside {
         rank: &mut rank,
@@ -156,6 +164,7 @@ pub(super) fn measure(
         loss,
         parameters: rank.parameters(),
         setup_s,
+        profile,
     })
 }
 
