@@ -69,8 +69,11 @@ mod libtorch {
                 "src/host_buffer.cc",
                 "src/loss.cc",
                 "src/norm.cc",
+                "src/products.cc",
                 "src/profile.cc",
                 "src/resize.cc",
+                "src/sums.cc",
+                "src/view.cc",
             ])
             .compile("terrashard_shim");
         let libraries = folder.join("lib");

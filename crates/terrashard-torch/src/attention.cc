@@ -2,9 +2,11 @@
 
 #include "attention.h"
 
+#include "views.h"
+
+#include <ATen/ops/_flash_attention_backward.h>
+#include <ATen/ops/_flash_attention_forward.h>
 #include <ATen/ops/_scaled_dot_product_efficient_attention.h>
-#include <ATen/ops/_scaled_dot_product_flash_attention.h>
-#include <ATen/ops/_scaled_dot_product_flash_attention_backward.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
 #include <ATen/ops/_softmax.h>
@@ -54,14 +56,17 @@ at::Tensor probabilities(const at::Tensor& q, const at::Tensor& keys, double sca
   return at::_softmax(at::matmul(q, keys).mul_(scale), -1, false);
 }
 
+// [N, heads, T, d] as [N, T, heads, d], and back.
+at::Tensor by_tokens(const at::Tensor& x) { return permuted(x, {0, 2, 1, 3}); }
+
 // [N, heads, T, d] that lies in memory as [N, T, heads, d], as the other kernels' results do.
-at::Tensor by_tokens(const at::Tensor& like) {
+at::Tensor empty_by_tokens(const at::Tensor& like) {
   const auto size = like.sizes();
   return at::empty({size[0], size[2], size[1], size[3]}, like.options()).transpose(1, 2);
 }
 
 at::Tensor matrices(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale) {
-  auto output = by_tokens(q);
+  auto output = empty_by_tokens(q);
   const auto keys = k.transpose(2, 3);
   by_parts(q, k, [&](int64_t first, int64_t count) {
     output.narrow(2, first, count).copy_(at::matmul(probabilities(q.narrow(2, first, count), keys, scale), v));
@@ -71,7 +76,7 @@ at::Tensor matrices(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
 
 std::array<at::Tensor, 3> matrices_backward(const at::Tensor& gradient, const at::Tensor& q, const at::Tensor& k,
                                             const at::Tensor& v, double scale) {
-  auto gq = by_tokens(q);
+  auto gq = empty_by_tokens(q);
   at::Tensor gk, gv;
   const auto keys = k.transpose(2, 3), values = v.transpose(2, 3);
   by_parts(q, k, [&](int64_t first, int64_t count) {
@@ -97,8 +102,10 @@ Attended attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, d
       return {output, sums, {}, {}};
     }
     case Kernel::kFlash: {
-      auto result = at::_scaled_dot_product_flash_attention(q, k, v, 0.0, false, false, scale);
-      return {std::get<0>(result), std::get<1>(result), std::get<6>(result), std::get<7>(result)};
+      // Below what turns the tensors on their way in and out: the kernel reads tokens before heads.
+      auto result = at::_flash_attention_forward(by_tokens(q), by_tokens(k), by_tokens(v), {}, {}, q.size(2), k.size(2), 0.0,
+                                                 false, false, scale);
+      return {by_tokens(std::get<0>(result)), std::get<1>(result), std::get<2>(result), std::get<3>(result)};
     }
     case Kernel::kEfficient: {
       auto result = at::_scaled_dot_product_efficient_attention(q, k, v, {}, false, 0.0, false, scale);
@@ -119,10 +126,12 @@ std::array<at::Tensor, 3> attend_backward(const at::Tensor& gradient, const at::
     case Kernel::kFlashForCpu:
       return gradients(at::_scaled_dot_product_flash_attention_for_cpu_backward(
           gradient, q, k, v, saved.output, saved.sums, 0.0, false, {}, scale));
-    case Kernel::kFlash:
-      return gradients(at::_scaled_dot_product_flash_attention_backward(
-          gradient, q, k, v, saved.output, saved.sums, at::Tensor(), at::Tensor(), q.size(2), k.size(2), 0.0, false,
-          saved.seed, saved.offset, scale));
+    case Kernel::kFlash: {
+      auto [gq, gk, gv] = at::_flash_attention_backward(by_tokens(gradient), by_tokens(q), by_tokens(k), by_tokens(v),
+                                                        by_tokens(saved.output), saved.sums, at::Tensor(), at::Tensor(),
+                                                        q.size(2), k.size(2), 0.0, false, saved.seed, saved.offset, scale);
+      return {by_tokens(gq), by_tokens(gk), by_tokens(gv)};
+    }
     case Kernel::kEfficient:
     case Kernel::kMatrices:
       break;

@@ -35,6 +35,11 @@ pub fn outer(tensor: Tensor) -> Primitive {
     Primitive::new(tensor)
 }
 
+/// A tensor that may share its memory with `parent`, as one of burn's: burn changes neither in place while both are there.
+pub(crate) fn sharing(tensor: Tensor, parent: &Primitive) -> Primitive {
+    Primitive::from_existing(tensor, parent.storage.clone())
+}
+
 /// Whether no other tensor of burn's shares its memory, so that it may be changed in place.
 pub fn is_unshared(tensor: &Primitive) -> bool {
     tensor.can_mut()

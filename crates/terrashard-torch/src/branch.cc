@@ -5,20 +5,21 @@
 // [N, T, D]. A map [N, D, height, width] is a view of its tokens: channels last in memory.
 
 #include "attention.h"
+#include "compiled.h"
 #include "depthwise.h"
 #include "guarded.h"
 #include "norm.h"
+#include "products.h"
+#include "sums.h"
+#include "views.h"
 
-#include <ATen/ops/bmm.h>
 #include <ATen/ops/conv2d.h>
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/gelu_backward.h>
-#include <ATen/ops/linear.h>
 #include <ATen/ops/mish.h>
 #include <ATen/ops/mish_backward.h>
-#include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/silu_backward.h>
@@ -34,8 +35,15 @@
 using at::Tensor;
 using terrashard::given;
 using terrashard::guarded;
+using terrashard::linear_input;
+using terrashard::linear_weight;
 using terrashard::Norm;
 using terrashard::normalised;
+using terrashard::permuted;
+using terrashard::rows;
+using terrashard::selected;
+using terrashard::shaped;
+using terrashard::sum_of_rows;
 using terrashard::value_or_undefined;
 
 extern "C" {
@@ -55,16 +63,23 @@ struct TerrashardFeedForward {
 
 namespace {
 
-// All tokens as rows, without a copy where they lie side by side.
-Tensor rows(const Tensor& x) { return x.reshape({-1, x.size(-1)}); }
-
 // [N, T, D] as [N, D, height, width].
 Tensor as_map(const Tensor& x, int64_t height, int64_t width) {
-  return x.view({x.size(0), height, width, x.size(2)}).permute({0, 3, 1, 2});
+  return permuted(shaped(x, {x.size(0), height, width, x.size(2)}), {0, 3, 1, 2});
 }
 
 // [N, D, height, width] as [N, T, D].
-Tensor as_tokens(const Tensor& map) { return map.permute({0, 2, 3, 1}).reshape({map.size(0), -1, map.size(1)}); }
+Tensor as_tokens(const Tensor& map) {
+  return shaped(permuted(map, {0, 2, 3, 1}), {map.size(0), map.size(2) * map.size(3), map.size(1)});
+}
+
+// x weight^T + bias over the last dimension, and `beside` added where there is that.
+Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor* beside = nullptr) {
+  terrashard::Sizes sizes(x.sizes());
+  sizes.back() = weight.size(0);
+  const auto more = beside ? rows(*beside) : Tensor();
+  return shaped(terrashard::linear(rows(x), weight, bias, beside ? &more : nullptr), sizes);
+}
 
 // [8, count] ones like x. Kept, since they are always the same, and never freed: a thread may end after its device has.
 Tensor ones(const Tensor& x, int64_t count) {
@@ -76,20 +91,6 @@ Tensor ones(const Tensor& x, int64_t count) {
   }
   kept.push_back(at::ones({8, count}, x.options()));
   return kept.back();
-}
-
-// The sum over all rows. LibTorch's own sum of many rows in 16 bits reaches a fraction of a GPU's bandwidth; a product of ones
-// with parts of the rows reaches most of it, and adds up in 32 bits as well.
-Tensor sum_of_rows(const Tensor& x) {
-  const auto count = x.size(0), width = x.size(1);
-  if (!x.is_cuda() || !at::isReducedFloatingType(x.scalar_type()) || count < 4096 || width % 8 != 0) return x.sum(0);
-  int64_t parts = 1;
-  // Enough parts to keep all of the GPU busy, each long enough to be worth it.
-  while (count % (2 * parts) == 0 && count / (2 * parts) >= 512 && parts * width < 16384) parts *= 2;
-  if (count / parts % 8 != 0) return x.sum(0);
-  const auto all = ones(x, count / parts).unsqueeze(0).expand({parts, 8, count / parts});
-  const auto sums = at::bmm(all, x.view({parts, count / parts, width}), at::kFloat);
-  return sums.select(1, 0).sum(0).to(x.scalar_type());
 }
 
 // Adds a value to each column. On a GPU as a product that adds to its result, which is twice as fast as a sum that repeats
@@ -104,10 +105,24 @@ void add_to_columns(Tensor& x, const Tensor& values) {
   x.addmm_(ones(x, x.size(0)).t(), values.expand({8, width}).div(8));
 }
 
-// The same bytes as elements of 16 bytes, for copies, where they fit; else as they are.
-Tensor widest(const Tensor& x) {
+// A view of `x`, whose elements lie side by side, as [.., sizes], of elements of 16 bytes where those fit into the last size: copies
+// are faster then.
+Tensor widest(const Tensor& x, at::IntArrayRef sizes) {
   const auto elements = 16 / static_cast<int64_t>(x.element_size());
-  return x.is_cuda() && x.size(-1) % elements == 0 ? x.view(at::kComplexDouble) : x;
+  if (!x.is_cuda() || sizes.back() % elements != 0 || !terrashard::is_vectors(x) || x.storage_offset() % elements != 0)
+    return shaped(x, sizes);
+  terrashard::Sizes wide(sizes);
+  wide.back() /= elements;
+  return terrashard::viewed_as(x, caffe2::TypeMeta::Make<c10::complex<double>>(), wide, terrashard::strides_of(wide),
+                               x.storage_offset() / elements);
+}
+
+// What was copied as that, with its own elements: [rows, columns].
+Tensor narrowed(const Tensor& copy, const Tensor& like, int64_t columns) {
+  const auto whole = copy.contiguous();
+  const auto elements = static_cast<int64_t>(whole.element_size() / like.element_size());
+  const terrashard::Sizes sizes{whole.numel() * elements / columns, columns};
+  return terrashard::viewed_as(whole, like.dtype(), sizes, terrashard::strides_of(sizes), whole.storage_offset() * elements);
 }
 
 // The parameters of a branch and the gradients of those that are wanted.
@@ -122,7 +137,7 @@ struct Parameters {
 
   // Weight and bias from the gradient of `y = x weight^T + bias`.
   void give_linear(int weight, const Tensor& gradient, const Tensor& x) const {
-    if (wanted[weight]) give(weight, at::mm(gradient.t(), x));
+    if (wanted[weight]) give(weight, linear_weight(gradient, x));
     if (wanted[weight + 1]) give(weight + 1, sum_of_rows(gradient));
   }
 
@@ -156,10 +171,10 @@ void give_zeros(const Tensor& x, const Parameters& parameters, int count, bool i
   }
 }
 
-// The branch's result on its way out: what is dropped of it, and x added.
-Tensor added(Tensor y, const Tensor& x, const Tensor* kept) {
-  if (kept != nullptr) y.mul_(*kept);
-  return y.add_(x);
+// The branch's last layer, what is dropped of it, and x added.
+Tensor last(const Tensor& hidden, const Tensor& weight, const Tensor& bias, const Tensor& x, const Tensor* kept) {
+  if (kept == nullptr) return linear(hidden, weight, bias, &x);
+  return linear(hidden, weight, bias).mul_(*kept).add_(x);
 }
 
 // ---------------------------------------------------------------------------------------------------- attention
@@ -179,46 +194,47 @@ enum AttentionSaved {
 };
 
 Tensor by_heads(const Tensor& x, int64_t heads) {
-  return x.view({x.size(0), x.size(1), heads, x.size(2) / heads}).transpose(1, 2);
+  return permuted(shaped(x, {x.size(0), x.size(1), heads, x.size(2) / heads}), {0, 2, 1, 3});
 }
 
 // Keys and values, each [N, heads, M, d], of [N, M, 2 C].
 std::array<Tensor, 2> keys_and_values(const Tensor& kv, int64_t heads) {
-  auto parts = kv.view({kv.size(0), kv.size(1), 2, heads, kv.size(2) / 2 / heads});
-  return {parts.select(2, 0).transpose(1, 2), parts.select(2, 1).transpose(1, 2)};
+  const auto parts = permuted(shaped(kv, {kv.size(0), kv.size(1), 2, heads, kv.size(2) / 2 / heads}), {2, 0, 3, 1, 4});
+  return {selected(parts, 0, 0), selected(parts, 0, 1)};
 }
 
-Tensor from_heads(const Tensor& x) { return x.transpose(1, 2).reshape({x.size(0), x.size(2), -1}); }
+Tensor from_heads(const Tensor& x) {
+  return shaped(permuted(x, {0, 2, 1, 3}), {x.size(0), x.size(2), x.size(1) * x.size(3)});
+}
 
 double scale_of(const Tensor& q) { return 1.0 / std::sqrt(static_cast<double>(q.size(3))); }
 
 // The reduction's kernel does not overlap, so it is a matrix product over patches where these fill the map.
 bool fills(const TerrashardAttention& how) { return how.height % how.ratio == 0 && how.width % how.ratio == 0; }
 
-// [N, T, C] as [N, h, w, ratio, ratio, C] without a copy: a patch, and the tokens in it.
-Tensor patches(const Tensor& x, const TerrashardAttention& how) {
-  const auto r = how.ratio;
-  return x.view({x.size(0), how.height / r, r, how.width / r, r, x.size(2)}).permute({0, 1, 3, 2, 4, 5});
-}
-
+// [N, T, C] as a row for each patch, of the tokens in it.
 Tensor patch_rows(const Tensor& x, const TerrashardAttention& how) {
-  return patches(widest(x), how).contiguous().view(x.scalar_type()).view({-1, how.ratio * how.ratio * x.size(2)});
+  const auto r = how.ratio;
+  const auto all = widest(x, {x.size(0), how.height / r, r, how.width / r, r, x.size(2)});
+  return narrowed(permuted(all, {0, 1, 3, 2, 4, 5}), x, r * r * x.size(2));
 }
 
 // The opposite, as rows of tokens.
 Tensor from_patch_rows(const Tensor& x, int64_t channels, const TerrashardAttention& how) {
-  const auto r = how.ratio;
-  const auto wide = widest(x.view({-1, how.height / r, how.width / r, r, r, channels}));
-  return wide.permute({0, 1, 3, 2, 4, 5}).contiguous().view(x.scalar_type()).view({-1, channels});
+  const auto r = how.ratio, h = how.height / r, w = how.width / r;
+  const auto all = widest(x, {x.size(0) / (h * w), h, w, r, r, channels});
+  return narrowed(permuted(all, {0, 1, 3, 2, 4, 5}), x, channels);
 }
 
 // [out, in, r, r] as [out, r r in].
-Tensor patch_weight(const Tensor& weight) { return weight.permute({0, 2, 3, 1}).reshape({weight.size(0), -1}); }
+Tensor patch_weight(const Tensor& weight) {
+  return shaped(permuted(weight, {0, 2, 3, 1}), {weight.size(0), weight.numel() / weight.size(0)});
+}
 
 Tensor reduced_map(const Tensor& x, const Parameters& p, const TerrashardAttention& how) {
   if (fills(how)) {
-    auto y = at::linear(patch_rows(x, how), patch_weight(p[kReduction]), p[kReduction + 1]);
-    return y.view({x.size(0), -1, y.size(1)});
+    const auto y = linear(patch_rows(x, how), patch_weight(p[kReduction]), p[kReduction + 1]);
+    return shaped(y, {x.size(0), y.size(0) / x.size(0), y.size(1)});
   }
   return as_tokens(at::conv2d(as_map(x, how.height, how.width), p[kReduction], p[kReduction + 1],
                               {how.ratio, how.ratio}));
@@ -232,11 +248,11 @@ Tensor reduced_map_backward(const Tensor& gradient, const Tensor& x, const Param
   if (fills(how)) {
     const auto g = rows(gradient);
     if (p.wanted[kReduction]) {
-      auto gw = at::mm(g.t(), patch_rows(x, how)).view({weight.size(0), r, r, weight.size(1)});
-      p.give(kReduction, gw.permute({0, 3, 1, 2}).contiguous());
+      const auto gw = shaped(linear_weight(g, patch_rows(x, how)), {weight.size(0), r, r, weight.size(1)});
+      p.give(kReduction, permuted(gw, {0, 3, 1, 2}).contiguous());
     }
     if (p.wanted[kReduction + 1]) p.give(kReduction + 1, sum_of_rows(g));
-    return from_patch_rows(at::mm(g, patch_weight(weight)), weight.size(1), how);
+    return from_patch_rows(linear_input(g, patch_weight(weight)), weight.size(1), how);
   }
   std::array<int64_t, 1> bias{weight.size(0)};
   auto [gmap, gw, gb] = at::convolution_backward(
@@ -334,20 +350,20 @@ int terrashard_attention_branch(char** message, const Tensor* x, const Tensor* c
     const Parameters p{parameters, nullptr, nullptr};
     auto* saved = out + 1;
     auto source = normalised(*x, p[kNorm], p[kNorm + 1], how->epsilon).y;
-    const auto q = at::linear(source, p[kQ], p[kQ + 1]);
+    const auto q = linear(source, p[kQ], p[kQ + 1]);
     if (!makes_queries_again(*x)) saved[kQueries] = given(q);
     if (how->ratio > 1) {
       auto reduced = reduced_map(source, p, *how);
       source = normalised(reduced, p[kReducedNorm], p[kReducedNorm + 1], how->reduced_epsilon).y;
       saved[kReduced] = given(std::move(reduced));
     }
-    const auto kv = at::linear(source, p[kKv], p[kKv + 1]);
+    const auto kv = linear(source, p[kKv], p[kKv + 1]);
     source.reset();
     const auto heads = by_heads(q, how->heads);
     const auto [k, v] = keys_and_values(kv, how->heads);
     auto attended = terrashard::attend(heads, k, v, scale_of(heads));
     const auto mixed = from_heads(attended.output);
-    out[0] = given(added(at::linear(mixed, p[kOut], p[kOut + 1]), *x, kept));
+    out[0] = given(last(mixed, p[kOut], p[kOut + 1], *x, kept));
     saved[kKeysValues] = given(kv);
     saved[kMixed] = given(mixed);
     saved[kSums] = given(std::move(attended.sums));
@@ -370,15 +386,16 @@ int terrashard_attention_branch_backward(char** message, const Tensor* gradient,
     {
       const auto gy = rows(kept == nullptr ? gradient->contiguous() : gradient->mul(*kept));
       p.give_linear(kOut, gy, rows(mixed));
-      const auto gmixed = by_heads(at::mm(gy, p[kOut]).view_as(mixed), how->heads);
+      const auto gmixed = by_heads(shaped(linear_input(gy, p[kOut]), mixed.sizes()), how->heads);
       const auto q = by_heads(
-          saved[kQueries] == nullptr ? at::linear(norm.y, p[kQ], p[kQ + 1]) : *saved[kQueries], how->heads);
+          saved[kQueries] == nullptr ? linear(norm.y, p[kQ], p[kQ + 1]) : *saved[kQueries], how->heads);
       const auto [k, v] = keys_and_values(needed(saved[kKeysValues]), how->heads);
       const terrashard::Attended attended{by_heads(mixed, how->heads), value_or_undefined(saved[kSums]),
                                           value_or_undefined(saved[kSeed]), value_or_undefined(saved[kOffset])};
       auto [gheads, gk, gv] = terrashard::attend_backward(gmixed, q, k, v, attended, scale_of(q));
       gq = rows(from_heads(gheads));
-      gkv = at::stack({gk.transpose(1, 2), gv.transpose(1, 2)}, 2).view({-1, p[kKv].size(0)});
+      gkv = at::stack({permuted(gk, {0, 2, 1, 3}), permuted(gv, {0, 2, 1, 3})}, 2);
+      gkv = shaped(gkv, {gkv.numel() / p[kKv].size(0), p[kKv].size(0)});
     }
     p.give_linear(kQ, gq, rows(norm.y));
     Tensor gn;
@@ -386,16 +403,16 @@ int terrashard_attention_branch_backward(char** message, const Tensor* gradient,
       const auto& reduced = needed(saved[kReduced]);
       const auto second = normalised(reduced, p[kReducedNorm], p[kReducedNorm + 1], how->reduced_epsilon);
       p.give_linear(kKv, gkv, rows(second.y));
-      const auto gsource = at::mm(gkv, p[kKv]).view_as(reduced);
+      const auto gsource = shaped(linear_input(gkv, p[kKv]), reduced.sizes());
       const auto greduced = p.give_norm(kReducedNorm, gsource, reduced, second, true, nullptr);
       gn = reduced_map_backward(greduced, norm.y, p, *how);
     } else {
       p.give_linear(kKv, gkv, rows(norm.y));
-      gn = at::mm(gkv, p[kKv]);
+      gn = linear_input(gkv, p[kKv]);
     }
-    gn.addmm_(gq, p[kQ]);
+    terrashard::add_linear_input(gn, gq, p[kQ]);
     gq.reset();
-    out[0] = given(p.give_norm(kNorm, gn.view_as(*x), *x, norm, wanted[0], gradient));
+    out[0] = given(p.give_norm(kNorm, shaped(gn, x->sizes()), *x, norm, wanted[0], gradient));
   });
 }
 
@@ -409,13 +426,11 @@ int terrashard_feed_forward_branch(char** message, const Tensor* x, const Tensor
     }
     const Parameters p{parameters, nullptr, nullptr};
     auto hidden =
-        at::linear(normalised(*x, p[kFeedNorm], p[kFeedNorm + 1], how->epsilon).y, p[kFirst], p[kFirst + 1]);
+        linear(normalised(*x, p[kFeedNorm], p[kFeedNorm + 1], how->epsilon).y, p[kFirst], p[kFirst + 1]);
     if (!makes_hidden_again(*x)) out[1 + kHidden] = given(hidden);
     auto both = convolved_and_activated(hidden, p[kDepthwise], p[kDepthwise + 1], *how);
     hidden.reset();
-    auto y = at::linear(both.activated, p[kSecond], p[kSecond + 1]);
-    both.activated.reset();
-    out[0] = given(added(std::move(y), *x, kept));
+    out[0] = given(last(both.activated, p[kSecond], p[kSecond + 1], *x, kept));
     out[1 + kConvolved] = given(std::move(both.convolved));
   });
 }
@@ -434,12 +449,12 @@ int terrashard_feed_forward_branch_backward(char** message, const Tensor* gradie
     {
       const auto gy = rows(kept == nullptr ? gradient->contiguous() : gradient->mul(*kept));
       p.give_linear(kSecond, gy, rows(activated(convolved, how->activation)));
-      auto gconvolved = activated_backward(at::mm(gy, p[kSecond]).view_as(convolved), convolved, how->activation);
-      const auto hidden = saved[kHidden] == nullptr ? at::linear(norm.y, p[kFirst], p[kFirst + 1]) : *saved[kHidden];
+      auto gconvolved = activated_backward(shaped(linear_input(gy, p[kSecond]), convolved.sizes()), convolved, how->activation);
+      const auto hidden = saved[kHidden] == nullptr ? linear(norm.y, p[kFirst], p[kFirst + 1]) : *saved[kHidden];
       ghidden = rows(depthwise_backward(gconvolved, hidden, p, *how));
     }
     p.give_linear(kFirst, ghidden, rows(norm.y));
-    const auto gn = at::mm(ghidden, p[kFirst]).view_as(*x);
+    const auto gn = shaped(linear_input(ghidden, p[kFirst]), x->sizes());
     ghidden.reset();
     out[0] = given(p.give_norm(kFeedNorm, gn, *x, norm, wanted[0], gradient));
   });

@@ -9,16 +9,19 @@
 
 #include <dlfcn.h>
 
-#include <initializer_list>
-#include <map>
+#include <algorithm>
 #include <memory>
-#include <mutex>
 #include <optional>
+#include <string>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 namespace terrashard {
 namespace {
+
+// Defines of a program at most.
+constexpr size_t kDefines = 4;
 
 enum Attribute { kProcessors = 16, kMajor = 75, kMinor = 76 };
 
@@ -108,21 +111,26 @@ bool is_vectors(const at::Tensor& x) {
   return x.is_contiguous() && reinterpret_cast<uintptr_t>(x.const_data_ptr()) % kVectorBytes == 0;
 }
 
-const Program* Program::of(const char* source, const at::Tensor& x, std::vector<std::string> defines) {
+const Program* Program::of(const char* source, const at::Tensor& x, std::initializer_list<Define> defines) {
   const auto& it = Libraries::get();
   const auto type = type_of(x);
   int device = 0;
   if (!x.is_cuda() || !type || !it.works || it.device(&device) != 0) return nullptr;
-  using Key = std::tuple<int, int, const char*, std::vector<std::string>>;
+  // The sources and names are texts of this program, so that their places tell them apart.
+  using Key = std::tuple<const char*, int, int, std::array<std::pair<const char*, int64_t>, kDefines>>;
+  Key key(source, *type, device, {});
+  TORCH_CHECK(defines.size() <= kDefines, "a program has at most ", kDefines, " defines");
+  std::transform(defines.begin(), defines.end(), std::get<3>(key).begin(),
+                 [](const Define& define) { return std::pair(define.name, define.value); });
   static std::mutex mutex;
   // Never freed: kernels may run until the process ends.
   static auto& programs = *new std::map<Key, std::unique_ptr<Program>>;
   std::lock_guard<std::mutex> lock(mutex);
-  auto [place, is_new] = programs.try_emplace(Key(device, *type, source, defines));
+  auto [place, is_new] = programs.try_emplace(key);
   if (is_new) {
-    for (auto& define : defines) define.insert(0, "-D");
-    defines.push_back("-DTYPE=" + std::to_string(*type));
-    const auto code = compiled(it, std::string(kTypes) + source, std::move(defines), device);
+    std::vector<std::string> options{"-DTYPE=" + std::to_string(*type)};
+    for (const auto& define : defines) options.push_back(std::string("-D") + define.name + "=" + std::to_string(define.value));
+    const auto code = compiled(it, std::string(kTypes) + source, std::move(options), device);
     auto program = std::make_unique<Program>();
     int processors = 0;
     if (!code.empty() && it.load(&program->module_, code.data()) == 0 &&
@@ -134,12 +142,20 @@ const Program* Program::of(const char* source, const at::Tensor& x, std::vector<
   return place->second.get();
 }
 
+void* Program::function(const char* name) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto [place, is_new] = functions_.try_emplace(name);
+  if (is_new && Libraries::get().function(&place->second, module_, name) != 0) {
+    functions_.erase(place);
+    TORCH_CHECK(false, "there is no kernel ", name);
+  }
+  return place->second;
+}
+
 void Program::launch(const char* name, unsigned blocks, unsigned threads, void** arguments) const {
-  const auto& it = Libraries::get();
-  void* function = nullptr;
-  TORCH_CHECK(it.function(&function, module_, name) == 0, "there is no kernel ", name);
   // LibTorch computes on the default stream.
-  const int error = it.launch(function, blocks, 1, 1, threads, 1, 1, 0, nullptr, arguments, nullptr);
+  const int error =
+      Libraries::get().launch(function(name), blocks, 1, 1, threads, 1, 1, 0, nullptr, arguments, nullptr);
   TORCH_CHECK(error == 0, "the driver cannot start ", name, ": error ", error);
 }
 

@@ -4,13 +4,11 @@
 
 #include "compiled.h"
 #include "depthwise_kernels.h"
+#include "views.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
-#include <string>
 
 namespace terrashard {
 namespace {
@@ -36,18 +34,17 @@ int64_t lanes_of(const Tensor& x) {
 const Program* program(const Tensor& x, const Tensor& weight) {
   const auto suits = x.numel() > 0 && x.size(-1) % (kVectorBytes / x.element_size()) == 0;
   if (!x.is_cuda() || !suits || weight.scalar_type() != x.scalar_type() || !is_vectors(x)) return nullptr;
-  const auto define = [](const char* name, int64_t value) { return std::string(name) + "=" + std::to_string(value); };
-  return Program::of(kDepthwiseKernels, x,
-                     {define("ROWS", kRows), define("THREADS", kThreads), define("LANES", lanes_of(x))});
+  return Program::of(kDepthwiseKernels, x, {{"ROWS", kRows}, {"THREADS", kThreads}, {"LANES", lanes_of(x)}});
 }
 
-// [D, 1, 3, 3] as [9, D].
-Tensor by_taps(const Tensor& weight) { return weight.reshape({weight.size(0), 9}).t().contiguous(); }
+// The same where kernels can read 16 bytes at once: a slice of a larger buffer may begin anywhere.
+Tensor aligned(const Tensor& x) { return is_vectors(x) ? x : x.clone(at::MemoryFormat::Contiguous); }
 
-void convolve(const Program& kernels, const Tensor& x, const Tensor& taps, const Tensor* bias, Tensor& y,
+void convolve(const Program& kernels, const Tensor& x, const Tensor& weight, const Tensor* bias, Tensor& y,
               Tensor* activated, int64_t height, int64_t width, int flipped) {
   int64_t vectors = vectors_of(x);
   int64_t count = x.size(0) * ceiling(height, kRows) * width * vectors;
+  const auto taps = aligned(weight);
   const void *in = x.const_data_ptr(), *w = taps.const_data_ptr();
   const void* b = bias ? bias->const_data_ptr() : nullptr;
   void *out = y.mutable_data_ptr(), *a = activated ? activated->mutable_data_ptr() : nullptr;
@@ -62,10 +59,9 @@ std::optional<Depthwise> depthwise(const Tensor& x, const Tensor& weight, const 
   const c10::OptionalDeviceGuard guard(x.device());
   const auto* kernels = program(x, weight);
   if (kernels == nullptr || bias.scalar_type() != x.scalar_type()) return {};
-  // A slice of a larger buffer may begin anywhere.
-  const auto own = is_vectors(bias) ? bias : bias.clone();
-  Depthwise result{at::empty_like(x), activated ? at::empty_like(x) : Tensor()};
-  convolve(*kernels, x, by_taps(weight), &own, result.convolved, activated ? &result.activated : nullptr, height, width,
+  const auto own = aligned(bias);
+  Depthwise result{fresh_like(x), activated ? fresh_like(x) : Tensor()};
+  convolve(*kernels, x, weight, &own, result.convolved, activated ? &result.activated : nullptr, height, width,
            0);
   return result;
 }
@@ -75,14 +71,13 @@ std::optional<DepthwiseGradients> depthwise_backward(const Tensor& gradient, con
   const c10::OptionalDeviceGuard guard(x.device());
   const auto* kernels = program(x, weight);
   if (kernels == nullptr || gradient.scalar_type() != x.scalar_type() || !is_vectors(gradient)) return {};
-  DepthwiseGradients all{at::empty_like(x), at::empty(weight.sizes(), weight.options()),
-                         at::empty({weight.size(0)}, weight.options())};
-  convolve(*kernels, gradient, by_taps(weight), nullptr, all.x, nullptr, height, width, 1);
+  DepthwiseGradients all{fresh_like(x), fresh_like(weight), fresh({weight.size(0)}, weight, weight.scalar_type())};
+  convolve(*kernels, gradient, weight, nullptr, all.x, nullptr, height, width, 1);
   int64_t vectors = vectors_of(x), channels = x.size(-1), rows = x.size(0) * height;
   int64_t groups = vectors / lanes_of(x);
   const auto subs = kThreads / lanes_of(x);
   int64_t parts = std::max<int64_t>(1, std::min(ceiling(rows, subs), kernels->processors() * 6 / groups));
-  auto sums = at::empty({parts, 10, channels}, x.options().dtype(at::kFloat));
+  auto sums = fresh({parts, 10, channels}, x, at::kFloat);
   const void *g = gradient.const_data_ptr(), *in = x.const_data_ptr();
   void* s = sums.mutable_data_ptr();
   void* arguments[] = {&g, &in, &s, &rows, &height, &width, &vectors, &groups};

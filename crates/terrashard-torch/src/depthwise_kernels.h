@@ -19,7 +19,7 @@ __device__ __forceinline__ void read(float (&to)[WIDTH], const T* from) {
   for (int i = 0; i < WIDTH; i++) to[i] = wide(vector.values[i]);
 }
 
-// A thread takes one column of WIDTH channels down ROWS rows, so that each value is read three times, not nine. weight: [9, D],
+// A thread takes one column of WIDTH channels down ROWS rows, so that each value is read three times, not nine. weight: [D, 9],
 // from the last tap to the first where `flipped`. bias and activated may be null.
 extern "C" __global__ void __launch_bounds__(128)
 depthwise(const T* x, const T* weight, const T* bias, T* y, T* activated, i64 count, i64 height, i64 width, i64 vectors,
@@ -31,8 +31,20 @@ depthwise(const T* x, const T* weight, const T* bias, T* y, T* activated, i64 co
   const i64 first = strip % strips * ROWS, end = first + ROWS < height ? first + ROWS : height;
   const i64 map = strip / strips * height;
   float w[9][WIDTH], b[WIDTH];
+  {
+    // The taps of a channel lie side by side, and so do those of its neighbours.
+    Vector taps[9];
 #pragma unroll
-  for (int k = 0; k < 9; k++) read(w[k], weight + (flipped ? 8 - k : k) * channels + offset);
+    for (int v = 0; v < 9; v++) taps[v] = at(weight + offset * 9 + v * WIDTH);
+#pragma unroll
+    for (int k = 0; k < 9; k++) {
+#pragma unroll
+      for (int i = 0; i < WIDTH; i++) {
+        const int tap = i * 9 + k, opposite = i * 9 + 8 - k;
+        w[k][i] = wide(flipped ? taps[opposite / WIDTH].values[opposite % WIDTH] : taps[tap / WIDTH].values[tap % WIDTH]);
+      }
+    }
+  }
 #pragma unroll
   for (int i = 0; i < WIDTH; i++) b[i] = 0;
   if (bias != nullptr) read(b, bias + offset);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "guarded.h"
+#include "views.h"
 
 using terrashard::given;
 using terrashard::guarded;
@@ -20,7 +21,7 @@ namespace {
 
 // Some of a contiguous tensor's elements, flat.
 at::Tensor run(const at::Tensor& tensor, int64_t begin, int64_t length) {
-  return tensor.as_strided({length}, {1}, tensor.storage_offset() + begin);
+  return terrashard::viewed(tensor, {length}, {1}, tensor.storage_offset() + begin);
 }
 
 // Tensors that are cut into a piece for each row of a buffer.

@@ -54,6 +54,8 @@ mod profile;
 mod resize;
 #[cfg(feature = "tch")]
 mod shim;
+#[cfg(feature = "tch")]
+mod view;
 
 #[cfg(feature = "tch")]
 pub use {
@@ -74,6 +76,7 @@ pub use {
     profile::{Profile, ProfileRow},
     resize::{resize_bilinear, resize_bilinear_backward},
     tch,
+    view::reshaped,
 };
 
 /// The README's example, compiled.

@@ -10,9 +10,7 @@
 #include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
-#include <string>
 #include <utility>
-#include <vector>
 
 using at::Tensor;
 
@@ -24,14 +22,12 @@ constexpr int64_t kBlocks = 8;
 // Pixels along one side beyond which the kernel's loops, which are written out, are too long.
 constexpr int64_t kLargest = 16;
 
-std::string define(const char* name, int64_t value) { return std::string(name) + "=" + std::to_string(value); }
-
-const terrashard::Program* program(const Tensor& map, const Tensor& target, int64_t factor, std::vector<std::string> others) {
+// own: what the loss has of its own.
+const terrashard::Program* program(const Tensor& map, const Tensor& target, int64_t factor, terrashard::Define own) {
   const bool suits = map.is_cuda() && map.numel() > 0 && map.is_contiguous() && target.is_contiguous() && target.device() == map.device();
   if (!suits || factor > kLargest) return nullptr;
-  others.push_back(define("FACTOR", factor));
-  others.push_back(define("THREADS", kThreads));
-  return terrashard::Program::of(terrashard::kLossKernels, map, std::move(others));
+  return terrashard::Program::of(terrashard::kLossKernels, map,
+                                 {own, {"FACTOR", factor}, {"THREADS", kThreads}});
 }
 
 unsigned blocks(const terrashard::Program& kernels, int64_t count) {
@@ -49,7 +45,7 @@ int terrashard_mask_loss(char** message, const Tensor* map, const Tensor* labels
   return terrashard::guarded(message, [&] {
     const c10::OptionalDeviceGuard guard(map->device());
     if (labels->scalar_type() != at::kByte) return;
-    const auto* kernels = program(*map, *labels, factor, {define("LOSS", loss)});
+    const auto* kernels = program(*map, *labels, factor, {"LOSS", loss});
     if (kernels == nullptr) return;
     int64_t h = map->size(2), w = map->size(3), count = map->size(0) * h * w;
     auto slope = slopes != 0 ? at::empty_like(*map) : Tensor();
@@ -70,7 +66,7 @@ int terrashard_l1_loss(char** message, const Tensor* map, const Tensor* target, 
   return terrashard::guarded(message, [&] {
     const c10::OptionalDeviceGuard guard(map->device());
     if (target->scalar_type() != at::kFloat) return;
-    const auto* kernels = program(*map, *target, factor, {});
+    const auto* kernels = program(*map, *target, factor, {"IMAGE", 1});
     if (kernels == nullptr) return;
     int64_t h = map->size(2), w = map->size(3), count = target->size(0) * target->size(1) * h * w;
     auto slope = slopes != 0 ? at::empty_like(*map) : Tensor();

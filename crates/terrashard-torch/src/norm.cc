@@ -5,17 +5,14 @@
 
 #include "compiled.h"
 #include "norm_kernels.h"
+#include "views.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/native_layer_norm.h>
 #include <ATen/ops/native_layer_norm_backward.h>
 #include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
 #include <optional>
-#include <string>
-#include <vector>
 
 namespace terrashard {
 namespace {
@@ -53,10 +50,9 @@ std::optional<Cut> cut(int64_t columns, int64_t bytes) {
 // The program for rows like those of `x`. Null where LibTorch's kernels have to do.
 const Program* program(const Tensor& x, const std::optional<Cut>& cut) {
   if (x.numel() == 0 || !cut) return nullptr;
-  const auto define = [](const char* name, int64_t value) { return std::string(name) + "=" + std::to_string(value); };
-  return Program::of(kNormKernels, x,
-                     {define("COLUMNS", x.size(-1)), define("ROW_THREADS", cut->threads),
-                      define("VECTORS", cut->vectors), define("THREADS", kThreads)});
+  return Program::of(
+      kNormKernels, x,
+      {{"COLUMNS", x.size(-1)}, {"ROW_THREADS", cut->threads}, {"VECTORS", cut->vectors}, {"THREADS", kThreads}});
 }
 
 int64_t ceiling(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -74,10 +70,11 @@ Norm normalised(const Tensor& x, const Tensor& weight, const Tensor& bias, doubl
     return {y.to(x.scalar_type()), mean, inverse};
   }
   int64_t rows = x.numel() / x.size(-1);
-  auto y = at::empty_like(x);
-  auto sizes = x.sizes().vec();
+  auto y = fresh_like(x);
+  Sizes sizes(x.sizes());
   sizes.back() = 1;
-  auto mean = at::empty(sizes, x.options().dtype(at::kFloat)), inverse = at::empty_like(mean);
+  const auto both = fresh({2, rows}, x, at::kFloat);
+  const auto mean = viewed(both, sizes, strides_of(sizes), 0), inverse = viewed(both, sizes, strides_of(sizes), rows);
   const void *in = x.const_data_ptr(), *w = weight.const_data_ptr(), *b = bias.const_data_ptr();
   void *out = y.mutable_data_ptr(), *m = mean.mutable_data_ptr(), *s = inverse.mutable_data_ptr();
   float eps = static_cast<float>(epsilon);
@@ -110,8 +107,8 @@ NormGradients normalised_backward(const Tensor& gradient, const Tensor& x, const
   int64_t blocks = std::min(ceiling(rows, how->rows_of_block()), kernels->processors() * per_processor);
   NormGradients all;
   Tensor sums;
-  if (wanted[0]) all.x = at::empty_like(x);
-  if (wanted[1] || wanted[2]) sums = at::empty({blocks, 2, columns}, x.options().dtype(at::kFloat));
+  if (wanted[0]) all.x = fresh_like(x);
+  if (wanted[1] || wanted[2]) sums = fresh({blocks, 2, columns}, x, at::kFloat);
   const void *g = gradient.const_data_ptr(), *in = x.const_data_ptr(), *w = weight.const_data_ptr();
   const void *m = norm.mean.const_data_ptr(), *s = norm.inverse.const_data_ptr();
   const void* add = beside ? beside->const_data_ptr() : nullptr;
@@ -119,8 +116,8 @@ NormGradients normalised_backward(const Tensor& gradient, const Tensor& x, const
   void* arguments[] = {&g, &in, &w, &m, &s, &add, &gx, &parts, &rows};
   kernels->launch("norm_backward", static_cast<unsigned>(blocks), kThreads, arguments);
   if (sums.defined()) {
-    if (wanted[1]) all.weight = at::empty_like(weight);
-    if (wanted[2]) all.bias = at::empty_like(bias);
+    if (wanted[1]) all.weight = fresh_like(weight);
+    if (wanted[2]) all.bias = fresh_like(bias);
     void *gw = wanted[1] ? all.weight.mutable_data_ptr() : nullptr, *gb = wanted[2] ? all.bias.mutable_data_ptr() : nullptr;
     void* finish[] = {&parts, &gw, &gb, &blocks};
     kernels->launch("norm_finish", static_cast<unsigned>(ceiling(2 * columns, 32)), 256, finish);

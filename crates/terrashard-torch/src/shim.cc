@@ -28,6 +28,7 @@
 #include <cstdlib>
 #include <iomanip>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <sstream>
 #include <stdexcept>
@@ -164,6 +165,15 @@ int terrashard_load_cuda(char** message) {
     const char* name = "libtorch_cuda.so";
     if (dlopen(name, RTLD_NOW | RTLD_NOLOAD) == nullptr && dlopen(name, RTLD_NOW | RTLD_GLOBAL) == nullptr)
       throw std::runtime_error(dlerror());
+    // Without gaps between what is taken from a GPU, memory is used up when it is full and not before. What the environment says
+    // of the allocator goes first.
+    static std::once_flag once;
+    std::call_once(once, [] {
+      for (const char* variable : {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}) {
+        if (c10::utils::has_env(variable)) return;
+      }
+      c10::CachingAllocator::setAllocatorSettings("expandable_segments:True");
+    });
   });
 }
 

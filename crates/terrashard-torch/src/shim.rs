@@ -12,6 +12,7 @@ pub(crate) mod loss;
 pub(crate) mod norm;
 pub(crate) mod profile;
 pub(crate) mod resize;
+pub(crate) mod view;
 
 use std::ffi::{CStr, c_char, c_int};
 use std::ptr;
@@ -139,6 +140,7 @@ pub(crate) enum Call {
     ResizeBackward,
     MaskLoss,
     L1Loss,
+    Reshape,
 }
 
 impl Call {
@@ -165,6 +167,7 @@ impl Call {
             Self::ResizeBackward => "resizing's backward",
             Self::MaskLoss => "a loss of a mask",
             Self::L1Loss => "the L1 loss of an image",
+            Self::Reshape => "another shape",
             Self::Columns => "shifted copies",
             Self::ColumnsBackward => "the sum of shifted copies",
             Self::ProfileStart => "the start of a profile",

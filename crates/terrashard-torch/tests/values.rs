@@ -371,3 +371,31 @@ fn what_is_uploaded_arrives() {
     let short = HostBuffer::new(8).expect("memory");
     assert!(Upload::begin(short, &[3], Kind::Float, Device::Cpu).is_err());
 }
+
+/// The elements of a transposed tensor are read in its own order, which takes a copy; others stay where they are.
+#[test]
+fn another_shape_of_the_same_elements() {
+    let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0]).view([2, 3]);
+    let values = |x: &Tensor| Vec::<f32>::try_from(x.flatten(0, -1)).unwrap();
+    let reshaped = |x: &Tensor, shape: &[usize]| {
+        let reshaped =
+            terrashard_torch::reshaped(&terrashard_torch::outer(x.shallow_clone()), shape);
+        reshaped.map(|reshaped| terrashard_torch::inner(&reshaped).shallow_clone())
+    };
+    let part = x.narrow(0, 1, 1);
+    let same = reshaped(&part, &[3, 1, 1]).unwrap();
+    assert_eq!(
+        (same.size(), values(&same)),
+        (vec![3, 1, 1], vec![4.0, 5.0, 6.0])
+    );
+    assert_eq!(same.data_ptr(), part.data_ptr());
+
+    let turned = reshaped(&x.tr(), &[6]).unwrap();
+    assert_eq!(values(&turned), [1.0, 4.0, 2.0, 5.0, 3.0, 6.0]);
+
+    let wrong = reshaped(&x, &[4]).unwrap_err();
+    assert!(
+        wrong.to_string().contains("[2, 3] cannot be one of [4]"),
+        "{wrong}"
+    );
+}

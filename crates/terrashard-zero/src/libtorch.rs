@@ -5,6 +5,7 @@
 
 use std::sync::Once;
 
+use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Device, Tensor};
 use terrashard_layout::{Bucket, ShardTable};
 use terrashard_torch::{HostBuffer, LibTorch, Pieces, inner, outer, sums_of_squares, tch};
@@ -24,6 +25,15 @@ fn torch(tensor: &Tensor<1>) -> Option<tch::Tensor> {
 
 fn burn(tensor: tch::Tensor) -> Tensor<1> {
     Tensor::from_primitive::<LibTorch>(outer(tensor))
+}
+
+/// The elements in another shape, which they have. `None` where they are not LibTorch's.
+pub(crate) fn reshaped(tensor: &DispatchTensor, shape: &[usize]) -> Option<DispatchTensor> {
+    let primitive = Tensor::<1>::from_dispatch(tensor.clone())
+        .try_into_primitive::<LibTorch>()
+        .ok()?;
+    let reshaped = terrashard_torch::reshaped(&primitive, shape).ok()?;
+    Some(Tensor::<1>::from_primitive::<LibTorch>(reshaped).into_dispatch())
 }
 
 fn kind(dtype: DType) -> tch::Kind {

@@ -3,8 +3,19 @@
 //! A bucket's buffer is rank-major: the chunk of rank 0, then that of rank 1, and so on; in each chunk one piece of
 //! every parameter of the bucket, padded with zeros. One reduce-scatter and one all-gather serve it.
 
-use burn::tensor::{DType, Device, Tensor};
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::{Dispatch, DispatchTensor};
+use burn::tensor::{DType, Device, Shape, Tensor};
 use terrashard_layout::{Bucket, ShardTable};
+
+/// A plain tensor's elements in another shape.
+pub(crate) fn reshaped(tensor: DispatchTensor, shape: &[usize]) -> DispatchTensor {
+    #[cfg(feature = "tch")]
+    if let Some(tensor) = crate::libtorch::reshaped(&tensor, shape) {
+        return tensor;
+    }
+    Dispatch::float_reshape(tensor, Shape::from(shape.to_vec()))
+}
 
 /// The bucket's buffer from one flat tensor for each piece, in the order of the pieces.
 ///

@@ -4,10 +4,9 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
-use burn::backend::ops::FloatTensorOps;
-use burn::backend::{Dispatch, DispatchTensor};
+use burn::backend::DispatchTensor;
 use burn::module::{Module, Param, ParamId};
-use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use terrashard_collectives::Communicator;
 use terrashard_layout::{LayoutConfig, ShardTable};
 
@@ -17,7 +16,7 @@ use crate::entrance::{Entering, Entrance, Entry};
 use crate::error::{Error, Result};
 use crate::gather::{Direction, Gathered, Gathers, Lease};
 use crate::groups::RankGroups;
-use crate::packing::zeros;
+use crate::packing::{reshaped, zeros};
 use crate::parameters::{Replace, declared, dtype, identities, replaced};
 use crate::policy::Policy;
 use crate::reading::read_f64;
@@ -364,8 +363,8 @@ impl Core {
     }
 
     pub(crate) fn shaped(&self, row: usize, lease: &Lease) -> DispatchTensor {
-        let shape = self.table.rows()[row].parameter.shape.clone();
-        Dispatch::float_reshape(self.flat(row, lease).into_dispatch(), Shape::from(shape))
+        let shape = &self.table.rows()[row].parameter.shape;
+        reshaped(self.flat(row, lease).into_dispatch(), shape)
     }
 
     pub(crate) fn plain_with<M: Module>(&self, module: &M, lease: &Lease) -> M {
@@ -444,7 +443,7 @@ impl Port for Core {
             return;
         }
         let numel = self.table.rows()[slot].numel();
-        let flat = Dispatch::float_reshape(gradient, Shape::from([numel]));
+        let flat = reshaped(gradient, &[numel]);
         self.reducer().deliver(slot, Tensor::from_dispatch(flat));
     }
 }

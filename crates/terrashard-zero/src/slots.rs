@@ -6,14 +6,14 @@
 use std::fmt;
 use std::sync::Arc;
 
-use burn::backend::ops::FloatTensorOps;
-use burn::backend::{Dispatch, DispatchTensor};
+use burn::backend::DispatchTensor;
 use burn::module::ParamId;
-use burn::tensor::{Shape, Tensor};
+use burn::tensor::Tensor;
 
 use crate::anchor::Port;
 use crate::entrance::Entry;
 use crate::gather::Lease;
+use crate::packing::reshaped;
 use crate::sharded_parameters::Core;
 
 /// The parameters of one use of a block.
@@ -68,8 +68,8 @@ impl Slots {
             // Forward and backward of a block that runs again share what was gathered for it.
             Entry::Repeated => match self.lease.look(row) {
                 Some(flat) => {
-                    let shape = self.core.table.rows()[row].parameter.shape.clone();
-                    Dispatch::float_reshape(flat.into_dispatch(), Shape::from(shape))
+                    let shape = &self.core.table.rows()[row].parameter.shape;
+                    reshaped(flat.into_dispatch(), shape)
                 }
                 None => self.core.value(row, &self.lease),
             },
