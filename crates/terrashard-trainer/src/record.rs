@@ -1,7 +1,9 @@
 //! What a run tells about itself: a line per step for programs, a progress display for people.
 
+mod events;
 mod progress;
 
+pub use events::EventFile;
 pub(crate) use progress::clock;
 pub use progress::{Display, Progress};
 
@@ -398,6 +400,7 @@ pub(crate) fn counted(count: usize, noun: &str) -> String {
 pub struct Metrics {
     path: PathBuf,
     file: File,
+    events: Option<EventFile>,
 }
 
 impl Metrics {
@@ -412,7 +415,14 @@ impl Metrics {
             .append(true)
             .open(&path)
             .map_err(Error::write(&path))?;
-        Ok(Self { path, file })
+        let events = None;
+        Ok(Self { path, file, events })
+    }
+
+    /// Keeps an event file of TensorBoard beside it.
+    pub fn beside(mut self, events: EventFile) -> Self {
+        self.events = Some(events);
+        self
     }
 
     /// Appends one step.
@@ -422,6 +432,9 @@ impl Metrics {
     pub fn append(&mut self, record: &StepRecord) -> Result<()> {
         self.file
             .write_all(record.to_line().as_bytes())
-            .map_err(Error::write(&self.path))
+            .map_err(Error::write(&self.path))?;
+        self.events
+            .as_mut()
+            .map_or(Ok(()), |events| events.append(record))
     }
 }

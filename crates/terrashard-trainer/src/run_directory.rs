@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `config.toml` | the effective configuration |
 //! | `metrics.jsonl` | one object per step, [`StepRecord`] |
+//! | `events.out.tfevents.*` | the same for TensorBoard, a file for each call of `fit`, [`EventFile`](crate::record::EventFile) |
 //! | `sessions.jsonl` | one object per call of `fit`, [`SessionRecord`] |
 //! | `checkpoints/step-NNNNNN/` | sharded checkpoints; `checkpoints/latest` names the newest |
 //! | `test.json` | what `test` measured last |

@@ -252,10 +252,15 @@ impl From<Resume> for PathBuf {
 pub struct LogSection {
     /// Where the output is no terminal, a line every this many seconds. Default: 5.
     pub seconds: f64,
+    /// Whether the run directory gets event files of TensorBoard beside `metrics.jsonl`. Default: `true`.
+    pub tensorboard: bool,
 }
 
 impl Default for LogSection {
     fn default() -> Self {
-        Self { seconds: 5.0 }
+        Self {
+            seconds: 5.0,
+            tensorboard: true,
+        }
     }
 }

@@ -24,7 +24,7 @@ use super::{Plan, running_statistics};
 use crate::console::tell;
 use crate::error::{Error, Result};
 use crate::record::{
-    Display, HeldBytes, Metrics, Progress, SentBytes, StepRecord, StepTimes, counted,
+    Display, EventFile, HeldBytes, Metrics, Progress, SentBytes, StepRecord, StepTimes, counted,
 };
 use crate::schedule::learning_rate;
 
@@ -186,7 +186,12 @@ impl<'a> Rank<'a> {
                     Progress::new(plan.display, "step", plan.start.step(), plan.steps, every);
                 progress.say(&opening(plan, communicator.ranks(), optimizer.table()));
                 origin.iter().for_each(|origin| progress.say(origin));
-                Some((Metrics::open(run)?, progress))
+                let metrics = Metrics::open(run)?;
+                let metrics = match config.log.tensorboard {
+                    true => metrics.beside(EventFile::create(run.root(), plan.start.step())?),
+                    false => metrics,
+                };
+                Some((metrics, progress))
             }
             _ => None,
         };
