@@ -11,6 +11,7 @@ const STYLE: &str = include_str!("../../../crates/terrashard-trainer/src/report/
 
 /// What it adds: ranges and verdicts.
 const RANGES: &str = "
+h2 { white-space: normal; }
 td.range { padding-left: 1.5rem; width: 15rem; } td.range svg { min-width: 0; width: 14rem; height: 1.5rem; }
 .a { stroke: var(--muted); fill: var(--muted); } .b { stroke: var(--accent); fill: var(--accent); }
 .better td.verdict { color: var(--accent); font-weight: 600; } .worse td.verdict { color: var(--mark); font-weight: 600; }
@@ -93,6 +94,9 @@ fn ranges(a: Figure, b: Figure) -> String {
         .fold((f64::MAX, f64::MIN), |(low, high), &value| {
             (low.min(value), high.max(value))
         });
+    // Small differences are to look small: the axis spans a tenth of the figures at least.
+    let lacking = (0.1 * low.abs().max(high.abs()) - (high - low)).max(0.0) / 2.0;
+    let (low, high) = (low - lacking, high + lacking);
     let place = |value: f64| match high > low {
         true => 5.0 + (WIDTH - 10.0) * (value - low) / (high - low),
         false => WIDTH / 2.0,
