@@ -15,6 +15,7 @@ mod libtorch;
 mod mpi;
 mod package;
 mod parity;
+mod reference;
 mod scene;
 mod step;
 mod test;
@@ -43,6 +44,8 @@ enum Command {
     Ci(ci::Args),
     /// Rules on structure that the compiler does not know: arrows between crates, unsafe code, docs, file names.
     Tidy,
+    /// The parts of the documentation that are made of the sources: the codes of errors, the keys of a configuration.
+    Reference,
     /// API documentation of all crates, warnings are errors.
     Doc(doc::Args),
     /// The archives that would be published, and whether all that they need is in them.
@@ -67,6 +70,7 @@ fn main() -> ExitCode {
         Command::Test(args) => test::run(&args),
         Command::Ci(args) => ci::run(&args),
         Command::Tidy => tidy::run(),
+        Command::Reference => reference::run(),
         Command::Doc(args) => doc::run(&args),
         Command::Package(args) => package::run(&args),
         Command::Parity(args) => parity::run(&args),
@@ -82,5 +86,33 @@ fn main() -> ExitCode {
             eprintln!("xtask: {error}");
             error.exit_code()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every `cargo xtask` line that a document shows is one that is taken.
+    #[test]
+    fn documented_commands_are_parsed() {
+        let root = workspace::root();
+        let pages = std::fs::read_dir(root.join("docs/src")).unwrap();
+        let mut paths: Vec<_> = pages.map(|page| page.unwrap().path()).collect();
+        paths.extend(["README.md", "CONTRIBUTING.md"].map(|path| root.join(path)));
+        paths.retain(|path| path.extension().is_some_and(|extension| extension == "md"));
+        let mut count = 0;
+        for path in paths {
+            let text = std::fs::read_to_string(&path).unwrap();
+            for line in text.lines().filter(|line| line.starts_with("cargo xtask ")) {
+                let line = line.split(" #").next().unwrap_or(line);
+                let words = line.split_whitespace().skip(1);
+                if let Err(error) = Cli::try_parse_from(words) {
+                    assert!(!error.use_stderr(), "{}: {line}: {error}", path.display());
+                }
+                count += 1;
+            }
+        }
+        assert!(count > 15, "only {count} commands were found");
     }
 }

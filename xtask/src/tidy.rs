@@ -4,6 +4,7 @@
 //! its reason.
 
 mod arrows;
+mod book;
 mod links;
 mod packages;
 mod packaging;
@@ -15,13 +16,13 @@ mod tree;
 use std::fmt;
 
 use crate::error::{Error, Result};
-use crate::workspace;
+use crate::{reference, workspace};
 
-use tree::Tree;
+pub(crate) use tree::Tree;
 
 /// What one rule found at one place.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Finding {
+pub(crate) struct Finding {
     path: String,
     /// From 1.
     line: usize,
@@ -29,7 +30,7 @@ struct Finding {
 }
 
 impl Finding {
-    fn new(path: &str, line: usize, message: impl Into<String>) -> Self {
+    pub(crate) fn new(path: &str, line: usize, message: impl Into<String>) -> Self {
         Self {
             path: path.to_owned(),
             line,
@@ -56,6 +57,8 @@ const RULES: &[Rule] = &[
     packaging::metadata,
     packaging::inside,
     links::relative,
+    book::summary,
+    reference::up_to_date,
     sources::module_docs,
     sources::file_names,
     sources::length,

@@ -5,12 +5,14 @@ mod exchange;
 mod launch;
 mod prediction;
 mod scenes;
+mod shell;
 
 pub use ckpt::{CkptArguments, CkptCommand, GcArguments};
 pub use exchange::{DtypeFlag, ExportArguments, ImportArguments, OriginFlag};
 pub use launch::{LaunchArguments, OutputFlag};
 pub use prediction::PredictArguments;
 pub use scenes::{AlignArguments, CheckArguments, ChipArguments, SplitFlag, StatsArguments};
+pub use shell::{CompletionsArguments, ExplainArguments, ManArguments, Shell};
 
 use std::path::PathBuf;
 
@@ -71,6 +73,12 @@ pub enum Command {
     Info(InfoArguments),
     /// Write report.json and a self-contained report.html of a run.
     Report(ReportArguments),
+    /// Explain an error by the code at its end, or list all codes.
+    Explain(ExplainArguments),
+    /// Print what a shell needs to complete commands and flags: `source <(terrashard completions bash)`.
+    Completions(CompletionsArguments),
+    /// Print the manual page, or write one of each command.
+    Man(ManArguments),
 }
 
 /// Flags that change a configuration.

@@ -4,6 +4,7 @@ mod ckpt;
 mod exchange;
 mod launch;
 mod scenes;
+mod shell;
 
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -49,6 +50,9 @@ pub fn run(arguments: Arguments) -> Result<()> {
         Command::Stats(arguments) => scenes::stats(&arguments),
         Command::Info(arguments) => info(&arguments),
         Command::Report(arguments) => report(arguments),
+        Command::Explain(arguments) => shell::explain(&arguments),
+        Command::Completions(arguments) => shell::completions(&arguments),
+        Command::Man(arguments) => shell::man(&arguments),
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! A [`config::Config`] becomes a run ([`training::fit`]), a run leaves a [`run_directory`] behind, and what stands there is
 //! measured ([`evaluation`]), laid over scenes ([`prediction`]), exported ([`export`]; checkpoints of others are read by [`import`]) and shown ([`report`]); [`planning`] says
-//! beforehand what each stage would take, [`doctor`] what the machine lacks, [`inspection`] what is wrong with the files, [`alignment`] lays them onto one grid, [`chipping`] cuts them and [`statistics`] what is in them, and [`launching`] makes processes of the ranks. [`commands`] is
+//! beforehand what each stage would take, [`doctor`] what the machine lacks, [`inspection`] what is wrong with the files, [`alignment`] lays them onto one grid, [`chipping`] cuts them and [`statistics`] what is in them, and [`launching`] makes processes of the ranks. [`explanation`] has the codes of errors. [`commands`] is
 //! the program `terrashard` around that.
 //!
 //! ```
@@ -38,6 +38,7 @@ pub mod device_memory;
 pub mod doctor;
 mod error;
 pub mod evaluation;
+pub mod explanation;
 pub mod export;
 mod footprint;
 pub mod import;

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use terrashard_trainer::arguments::{Arguments, usage_error};
-use terrashard_trainer::{commands, console};
+use terrashard_trainer::{commands, console, explanation};
 
 fn main() -> ExitCode {
     let arguments = match Arguments::try_parse() {
@@ -19,7 +19,8 @@ fn main() -> ExitCode {
                 .lines()
                 .map(|line| line.trim().to_string())
                 .collect();
-            console::tell(&format!("error: {}", line.join(" ")));
+            let code = explanation::code(&error);
+            console::tell(&format!("error: {} [{code}]", line.join(" ")));
             ExitCode::from(error.exit_code())
         }
     }
@@ -28,7 +29,7 @@ fn main() -> ExitCode {
 /// Prints what the command line asked for in place of a command, help or the version, or what is wrong with it.
 fn refuse(error: &clap::Error) -> ExitCode {
     match usage_error(error, std::env::args().nth(1).as_deref()) {
-        Some(line) => console::tell(&line),
+        Some(line) => console::tell(&format!("{line} [{}]", explanation::USAGE)),
         // Where nobody can read it, there is nobody to tell.
         None => error.print().unwrap_or_default(),
     }

@@ -8,12 +8,12 @@ use crate::error::{Error, Result};
 use crate::step::Step;
 
 /// Path relative to the root, with `/`, to the file's text. Files of other kinds than [`TEXT`] have an empty one.
-pub(super) struct Tree {
+pub(crate) struct Tree {
     files: BTreeMap<String, String>,
 }
 
 /// Extensions of the files that some rule reads.
-const TEXT: &[&str] = &["rs", "toml", "md"];
+const TEXT: &[&str] = &["rs", "toml", "md", "txt"];
 
 /// Where a file counts before it is added to git, so that one hears of it before the commit. Elsewhere an untracked
 /// file is somebody's own business.
@@ -23,7 +23,7 @@ const OURS: &[&str] = &[
 
 impl Tree {
     /// All files that git tracks below `root`, and new ones in the workspace's own folders.
-    pub(super) fn of_git(root: &Path) -> Result<Self> {
+    pub(crate) fn of_git(root: &Path) -> Result<Self> {
         let git = |args: &[&str]| {
             Step::new("git", "git")
                 .args(args)
@@ -62,7 +62,7 @@ impl Tree {
         self.files.len()
     }
 
-    pub(super) fn text(&self, path: &str) -> Option<&str> {
+    pub(crate) fn text(&self, path: &str) -> Option<&str> {
         self.files.get(path).map(String::as_str)
     }
 
@@ -82,7 +82,7 @@ impl Tree {
     }
 
     /// Path and text of every file, sorted by path.
-    pub(super) fn files(&self) -> impl Iterator<Item = (&str, &str)> {
+    pub(crate) fn files(&self) -> impl Iterator<Item = (&str, &str)> {
         self.files
             .iter()
             .map(|(path, text)| (path.as_str(), text.as_str()))
@@ -94,7 +94,7 @@ impl Tree {
     }
 
     /// Names of the folders in `crates/`.
-    pub(super) fn crates(&self) -> Vec<&str> {
+    pub(crate) fn crates(&self) -> Vec<&str> {
         let folder = |path: &'_ str| {
             path.strip_prefix("crates/")
                 .and_then(|rest| rest.split_once('/'))
