@@ -100,13 +100,21 @@ impl Row {
         (self.a.value != 0.0).then(|| self.b.value / self.a.value - 1.0)
     }
 
+    /// The verdict as a word: figures that are the same are told apart from noise.
+    pub(super) fn word(&self) -> &'static str {
+        match self.a.value == self.b.value {
+            true => "equal",
+            false => self.verdict.name(),
+        }
+    }
+
     pub(super) fn document(&self) -> Value {
         let figure = |figure: Figure| {
             json!({"value": figure.value, "low": figure.spread.map(|spread| spread.0),
                    "high": figure.spread.map(|spread| spread.1)})
         };
         json!({"case": self.case, "quantity": self.quantity.key, "a": figure(self.a), "b": figure(self.b),
-               "change": self.change(), "verdict": self.verdict.name(), "ground": self.ground.name()})
+               "change": self.change(), "verdict": self.word(), "ground": self.ground.name()})
     }
 }
 
@@ -174,7 +182,7 @@ impl Comparison {
                 row.quantity.key,
                 told(row.a),
                 told(row.b),
-                row.verdict.name(),
+                row.word(),
                 match row.ground {
                     Ground::Tolerance => " (no spread recorded)",
                     Ground::Ranges | Ground::Count => "",

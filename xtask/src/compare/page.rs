@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::judgement::{Comparison, Row, Verdict, head, told};
+use super::judgement::{Comparison, Row, head, told};
 use super::quantity::Figure;
 use super::record::Record;
 
@@ -15,7 +15,7 @@ h2 { white-space: normal; }
 td.range { padding-left: 1.5rem; width: 15rem; } td.range svg { min-width: 0; width: 14rem; height: 1.5rem; }
 .a { stroke: var(--muted); fill: var(--muted); } .b { stroke: var(--accent); fill: var(--accent); }
 .better td.verdict { color: var(--accent); font-weight: 600; } .worse td.verdict { color: var(--mark); font-weight: 600; }
-.noise th, .noise td { color: var(--muted); }
+.noise th, .noise td, .equal th, .equal td { color: var(--muted); }
 ";
 
 /// The page.
@@ -77,10 +77,7 @@ fn line(row: &Row) -> String {
         told(row.a),
         told(row.b),
         ranges(row.a, row.b),
-        verdict = match row.verdict {
-            Verdict::Noise => "noise",
-            other => other.name(),
-        }
+        verdict = row.word()
     )
 }
 
