@@ -233,8 +233,8 @@ fn where_no_step_is_left_nothing_is_written() {
 
     assert_eq!(fit(&["--quiet"]).0, Some(0));
     let before = state(&scenario, "run");
-    // The configuration, two records, two reports and the lock.
-    assert_eq!(before.len(), 6);
+    // The configuration, two records, an event file, two reports and the lock.
+    assert_eq!(before.len(), 7);
     for arguments in [&[][..], &["--ranks", "2"], &["--stop-after", "3"]] {
         let (code, message) = fit(arguments);
         assert_eq!(code, Some(0), "{message}");
