@@ -5,10 +5,10 @@ use std::sync::Arc;
 use burn::tensor::Device;
 use terrashard_collectives::Communicator;
 use terrashard_layout::Stage;
-use terrashard_zero::{Offload, Recompute, Result};
+use terrashard_zero::{NonFinite, Offload, Recompute, Result, StepOutcome};
 
 use crate::gpu_ranks::Checks;
-use crate::nasty::{Case, Named, Trained, difference, train};
+use crate::nasty::{Case, Named, TARGETS, Trained, Trainer, difference, train};
 
 /// Relative difference of any parameter to training on one rank, in f32 after 20 steps, at most.
 pub const BOUND: f64 = 1e-5;
@@ -113,6 +113,39 @@ pub fn run(
                 "{parameters:.1e} from one rank, moments {moments:.1e}; {bits}"
             ))
         });
+    }
+}
+
+/// A gradient of the last rank that is not finite changes nothing on any, and the step after it is taken. All ranks call it alike.
+pub fn run_spoilt(checks: &mut Checks, communicator: &Arc<dyn Communicator>, device: &Device) {
+    let ranks = communicator.ranks();
+    for stage in Stage::ALL {
+        let mut case = Case::new(ranks);
+        case.device = device.clone();
+        case.config.stage = stage;
+        case.config.nonfinite = NonFinite::Skip;
+        checks.check(
+            &format!("stage {stage}, not finite"),
+            || -> Result<String> {
+                let rank = communicator.rank();
+                let mut trainer = Trainer::new(&case, communicator.clone())?;
+                trainer.step(0)?;
+                let before = trainer.optimizer.own_states()?;
+                let count = (case.window() * TARGETS as u64) as f64;
+                let loss = trainer.loss(&case.samples(1, rank, ranks, 0), 1, count);
+                let spoil = if rank + 1 == ranks { f64::NAN } else { 1.0 };
+                trainer.optimizer.backward(loss.mul_scalar(spoil))?;
+                let outcome = trainer.optimizer.step(case.lr, &[1.0])?;
+                let StepOutcome::Skipped { origin, .. } = outcome else {
+                    panic!("the step was applied")
+                };
+                assert_eq!(origin.rank, Some(ranks - 1));
+                assert!(before == trainer.optimizer.own_states()?, "a state changed");
+                assert!(matches!(trainer.step(1)?, StepOutcome::Applied { .. }));
+                assert!(before != trainer.optimizer.own_states()?, "nothing changed");
+                Ok("skipped by all".into())
+            },
+        );
     }
 }
 

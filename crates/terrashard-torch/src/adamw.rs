@@ -23,6 +23,8 @@ impl AdamW {
     /// Takes step number `step`, from 1: changes parameter, momentum and variance in place, and the gradient where its factor
     /// is not 1.
     ///
+    /// With a gate the device decides whether and how: it may be told of the step before the host knows.
+    ///
     /// # Errors
     /// [`Error::Exception`](crate::Error) if the four differ in shape, type or device.
     pub fn step(
@@ -31,7 +33,20 @@ impl AdamW {
         parameter: &mut Tensor,
         gradient: &mut Tensor,
         [momentum, variance]: [&mut Tensor; 2],
+        gate: Option<&Gate>,
     ) -> Result<()> {
-        shim::adamw(self, step, parameter, gradient, [momentum, variance])
+        shim::adamw::step(self, step, parameter, gradient, [momentum, variance], gate)
     }
+}
+
+/// What the device knows of a step, in place of [`AdamW::gradient_factor`].
+///
+/// # Shapes
+/// `[1]` each, of 32 bits, on the device of the tensors that are stepped.
+#[derive(Debug)]
+pub struct Gate {
+    /// By what the gradient is divided.
+    pub divisor: Tensor,
+    /// Where this is not 0, nothing changes.
+    pub failed: Tensor,
 }

@@ -59,7 +59,7 @@ mod view;
 
 #[cfg(feature = "tch")]
 pub use {
-    adamw::AdamW,
+    adamw::{AdamW, Gate},
     attention::Attention,
     backend::{LibTorch, Primitive, cpu, gpu, inner, is_unshared, outer},
     branch::{AttentionBranch, BranchActivation, FeedForwardBranch, Saved},

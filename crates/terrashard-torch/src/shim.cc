@@ -125,19 +125,25 @@ int terrashard_attention_backward(char** message, const at::Tensor* gradient, co
   });
 }
 
-// Changes parameter, momentum and variance in place, and the gradient where the factor is not 1.
+// Changes parameter, momentum and variance in place, and the gradient where the factor is not 1. divisor, failed: one number each of 32
+// bits, or null both: by what the gradient is divided instead of the factor, and whether nothing is to change, where that is not nought.
 int terrashard_adamw(char** message, at::Tensor* parameter, at::Tensor* gradient, at::Tensor* momentum,
                      at::Tensor* variance, int64_t step, double lr, double beta1, double beta2, double epsilon,
-                     double weight_decay, double factor) {
+                     double weight_decay, double factor, const at::Tensor* divisor, const at::Tensor* failed) {
   return guarded(message, [&] {
     // Numbers made on the device: one copied there would wait until all before it is done.
     auto number = [&](double value) { return at::full({}, value, parameter->options().dtype(at::kFloat)); };
     // The kernel adds nothing to the count: it is that of the step being taken.
     auto count = number(static_cast<double>(step));
-    std::optional<at::Tensor> divisor;
-    if (factor != 1.0) divisor = number(1.0 / factor);
+    std::optional<at::Tensor> by, not_at_all;
+    if (divisor != nullptr) {
+      by = *divisor;
+    } else if (factor != 1.0) {
+      by = number(1.0 / factor);
+    }
+    if (failed != nullptr) not_at_all = *failed;
     at::_fused_adamw_({*parameter}, {*gradient}, {*momentum}, {*variance}, {}, {count}, lr, beta1, beta2, weight_decay,
-                      epsilon, false, false, divisor);
+                      epsilon, false, false, by, not_at_all);
   });
 }
 

@@ -5,6 +5,7 @@
 
 #![expect(unsafe_code, reason = "calls into C++")]
 
+pub(crate) mod adamw;
 pub(crate) mod branch;
 pub(crate) mod columns;
 pub(crate) mod host_buffer;
@@ -19,7 +20,6 @@ use std::ptr;
 
 use tch::Tensor;
 
-use crate::adamw::AdamW;
 use crate::error::{Error, Result};
 use crate::flat::Pieces;
 
@@ -58,20 +58,6 @@ unsafe extern "C" {
         saved: *const In,
         scale: f64,
         out: Out,
-    ) -> c_int;
-    fn terrashard_adamw(
-        message: Message,
-        parameter: *mut Handle,
-        gradient: *mut Handle,
-        momentum: *mut Handle,
-        variance: *mut Handle,
-        step: i64,
-        lr: f64,
-        beta1: f64,
-        beta2: f64,
-        epsilon: f64,
-        weight_decay: f64,
-        factor: f64,
     ) -> c_int;
     fn terrashard_pack(
         message: Message,
@@ -317,37 +303,6 @@ pub(crate) fn attention_backward(
         // others may be; `out` has the three places it uses.
         unsafe {
             terrashard_attention_backward(message, gradient, q, k, v, saved.as_ptr(), scale, out)
-        }
-    })
-}
-
-pub(crate) fn adamw(
-    settings: &AdamW,
-    step: u64,
-    parameter: &mut Tensor,
-    gradient: &mut Tensor,
-    moments: [&mut Tensor; 2],
-) -> Result<()> {
-    let [momentum, variance] = moments.map(changed);
-    let [parameter, gradient] = [parameter, gradient].map(changed);
-    let [beta1, beta2] = settings.betas;
-    Call::AdamW.run(|message| {
-        // SAFETY: the tensors are borrowed mutably until the call returns.
-        unsafe {
-            terrashard_adamw(
-                message,
-                parameter,
-                gradient,
-                momentum,
-                variance,
-                step as i64,
-                settings.lr,
-                beta1,
-                beta2,
-                settings.epsilon,
-                settings.weight_decay,
-                settings.gradient_factor,
-            )
         }
     })
 }

@@ -91,6 +91,7 @@ fn two_steps_of_adamw() {
                 &mut parameter,
                 &mut gradient,
                 [&mut momentum, &mut variance],
+                None,
             )
             .expect("all alike");
         check(&parameter, &[expected]);

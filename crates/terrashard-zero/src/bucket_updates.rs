@@ -24,13 +24,41 @@ use crate::zero_optimizer::ZeroOptimizer;
 /// Parameter gathers that may travel at once after an update.
 const IN_FLIGHT: usize = 2;
 
+/// Who knows what gradients are multiplied with, and whether there is a step at all.
+pub(crate) enum Decided {
+    /// The host: there is one, with this factor.
+    Host(f64),
+    /// The device, and the host does not yet.
+    #[cfg(feature = "tch")]
+    Device(Box<crate::gate::Gate>),
+}
+
+impl Decided {
+    /// The factor, if it is the host that knows.
+    fn factor(&self) -> f64 {
+        match self {
+            Self::Host(factor) => *factor,
+            #[cfg(feature = "tch")]
+            Self::Device(_) => 1.0,
+        }
+    }
+
+    #[cfg(feature = "tch")]
+    fn gate(&self) -> Option<crate::gate::Gate> {
+        match self {
+            Self::Host(_) => None,
+            Self::Device(gate) => Some(gate.as_ref().clone()),
+        }
+    }
+}
+
 impl ZeroOptimizer {
     /// Updates every bucket.
     pub(crate) fn update(
         &mut self,
         gradients: Vec<Tensor<1>>,
         lr: f64,
-        gradient_factor: f64,
+        decided: &Decided,
     ) -> Result<()> {
         let core = self.parameters.0.clone();
         let config = &core.config;
@@ -54,9 +82,11 @@ impl ZeroOptimizer {
                     lr: lr * group.lr_factor,
                     weight_decay: group.weight_decay,
                     step,
-                    gradient_factor,
+                    gradient_factor: decided.factor(),
                     ema: config.ema,
                     compute: config.precision.compute(),
+                    #[cfg(feature = "tch")]
+                    gate: decided.gate(),
                 },
             })
         });

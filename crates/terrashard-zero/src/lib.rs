@@ -29,6 +29,8 @@ mod config;
 mod decision;
 mod entrance;
 mod error;
+#[cfg(feature = "tch")]
+mod gate;
 mod gather;
 mod groups;
 pub mod host;

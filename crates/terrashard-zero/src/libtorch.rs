@@ -12,18 +12,19 @@ use terrashard_torch::{HostBuffer, LibTorch, Pieces, inner, outer, sums_of_squar
 
 use crate::config::AdamW;
 use crate::error::{Error, Result};
+use crate::gate::Gate;
 use crate::rule::{Elements, Update};
 
 /// Elements from which a tensor in a buffer begins: matrix products read 16 bytes at once where they can.
 const ALIGNED: usize = 64;
 
 /// LibTorch's own tensor, which shares the memory.
-fn torch(tensor: &Tensor<1>) -> Option<tch::Tensor> {
+pub(crate) fn torch(tensor: &Tensor<1>) -> Option<tch::Tensor> {
     let primitive = tensor.clone().try_into_primitive::<LibTorch>().ok()?;
     Some(inner(&primitive).shallow_clone())
 }
 
-fn burn(tensor: tch::Tensor) -> Tensor<1> {
+pub(crate) fn burn(tensor: tch::Tensor) -> Tensor<1> {
     Tensor::from_primitive::<LibTorch>(outer(tensor))
 }
 
@@ -45,7 +46,7 @@ fn kind(dtype: DType) -> tch::Kind {
     }
 }
 
-fn computed<T>(result: Result<T, impl std::fmt::Display>) -> Result<T> {
+pub(crate) fn computed<T>(result: Result<T, impl std::fmt::Display>) -> Result<T> {
     result.map_err(|error| Error::Compute {
         reason: error.to_string(),
     })
@@ -251,7 +252,9 @@ pub(crate) fn adamw(
         gradient_factor: update.gradient_factor,
     };
     let moments = [&mut m, &mut v];
-    computed(settings.step(update.step, &mut weights, &mut gradient, moments))?;
+    let gate = update.gate.as_ref().and_then(Gate::torch);
+    let gate = gate.as_ref();
+    computed(settings.step(update.step, &mut weights, &mut gradient, moments, gate))?;
     Ok(true)
 }
 
@@ -337,6 +340,7 @@ mod tests {
             gradient_factor: 0.5,
             ema: None,
             compute: ElementType::F32,
+            gate: None,
         };
         let gradient = [0.5, -3.0, 0.0];
         let flex = Device::flex();

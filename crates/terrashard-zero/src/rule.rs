@@ -73,7 +73,7 @@ impl<'a> From<&'a TensorData> for Elements<'a> {
 }
 
 /// The numbers of one update.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Update {
     pub(crate) rule: Optimizer,
     /// Learning rate of the group.
@@ -88,6 +88,9 @@ pub(crate) struct Update {
     pub(crate) ema: Option<f64>,
     /// Element type of the parameters' copy for the computation.
     pub(crate) compute: ElementType,
+    /// What the device decides the update by, in place of the factor, where the host does not know yet.
+    #[cfg(feature = "tch")]
+    pub(crate) gate: Option<crate::gate::Gate>,
 }
 
 impl Update {

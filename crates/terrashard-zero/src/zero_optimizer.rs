@@ -9,6 +9,7 @@ use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use terrashard_collectives::Communicator;
 
+use crate::bucket_updates::Decided;
 use crate::config::{Reduction, ZeroConfig};
 use crate::decision::{Origin, Progress, StepOutcome};
 use crate::error::{Error, Result};
@@ -18,6 +19,9 @@ use crate::reading::read_f64;
 use crate::setup::Initial;
 use crate::sharded_parameters::{ShardedParameters, Trained};
 use crate::update::BucketStates;
+
+/// Added to the norm by which gradients are clipped.
+pub(crate) const EPSILON: f64 = 1e-6;
 
 /// Bytes that a rank holds, counted on its tensors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -159,7 +163,12 @@ impl ZeroOptimizer {
             Reduction::Mean => 1.0 / (core.groups.world.ranks() * micro_batches) as f64,
         };
         let factor = mean / self.progress.scale();
-        let sums = self.sums(&gradients, scalars)?;
+        let (sums, updated) = match self.update_ahead(&gradients, &scalars, lr, factor)? {
+            Some(sums) if sums[1] == 0.0 => (sums, true),
+            // Squares may overflow before the gradients do: then all ranks look again, closer.
+            Some(_) => (self.sums_by_the_host(&gradients, scalars)?, false),
+            None => (self.sums(&gradients, scalars)?, false),
+        };
         let norm = sums[0].sqrt() * factor;
         let failed = sums[1] > 0.0;
         let scalars = sums[2..].to_vec();
@@ -186,8 +195,10 @@ impl ZeroOptimizer {
         let clip = core
             .config
             .clip_norm
-            .map_or(1.0, |clip| (clip / (norm + 1e-6)).min(1.0));
-        self.update(gradients, lr, factor * clip)?;
+            .map_or(1.0, |clip| (clip / (norm + EPSILON)).min(1.0));
+        if !updated {
+            self.update(gradients, lr, &Decided::Host(factor * clip))?;
+        }
         self.progress.applied(&core.config);
         Ok(StepOutcome::Applied {
             norm,
@@ -259,6 +270,55 @@ impl ZeroOptimizer {
         }
     }
 
+    /// Tells the device of the whole update before the host knows whether there is one: the device has the numbers first, and does nothing
+    /// where a gradient is not finite. So it goes from backward to the update without a pause, and the host waits for the numbers alone,
+    /// which it returns, as [`sums`](Self::sums). `None`, and nothing was done, where the update is not one that a GPU makes in place. Collective.
+    #[cfg(feature = "tch")]
+    fn update_ahead(
+        &mut self,
+        gradients: &[Tensor<1>],
+        scalars: &Tensor<1>,
+        lr: f64,
+        factor: f64,
+    ) -> Result<Option<Vec<f64>>> {
+        let core = self.parameters.0.clone();
+        let config = &core.config;
+        let in_place = matches!(config.optimizer, crate::config::Optimizer::AdamW(_))
+            && config.ema.is_none()
+            && config.offload == crate::config::Offload::None
+            && gradients.first().is_some_and(crate::libtorch::is_gpu);
+        if !in_place {
+            return Ok(None);
+        }
+        let own = gradients.iter().enumerate();
+        let own = own.map(|(bucket, gradient)| self.own_chunk(bucket, gradient.clone()));
+        let own: Vec<_> = own.collect();
+        let speaks = core.groups.speaks();
+        let Some(message) = crate::libtorch::message(&own, speaks, scalars)? else {
+            return Ok(None);
+        };
+        drop(own);
+        let sums = core.groups.world.all_reduce(message)?.wait()?;
+        let told = crate::libtorch::HostElements::of(&sums)?;
+        let gate = crate::gate::Gate::of(&sums, factor, config.clip_norm)?;
+        let (Some(mut told), Some(gate)) = (told, gate) else {
+            return Ok(None);
+        };
+        self.update(gradients.to_vec(), lr, &Decided::Device(Box::new(gate)))?;
+        Ok(Some(bytemuck::cast_slice(told.elements()?.bytes).to_vec()))
+    }
+
+    #[cfg(not(feature = "tch"))]
+    fn update_ahead(
+        &mut self,
+        _: &[Tensor<1>],
+        _: &Tensor<1>,
+        _: f64,
+        _: f64,
+    ) -> Result<Option<Vec<f64>>> {
+        Ok(None)
+    }
+
     /// The sum of squares of all gradients, how many ranks have one that is not finite, and the sums of `scalars`; over all
     /// ranks. Where the device computes by itself, this is where the host waits for it, once. Collective.
     fn sums(&self, gradients: &[Tensor<1>], scalars: Tensor<1>) -> Result<Vec<f64>> {
@@ -276,6 +336,11 @@ impl ZeroOptimizer {
                 }
             }
         }
+        self.sums_by_the_host(gradients, scalars)
+    }
+
+    /// The same by numbers that the host reads, of squares that do not overflow. Collective.
+    fn sums_by_the_host(&self, gradients: &[Tensor<1>], scalars: Tensor<1>) -> Result<Vec<f64>> {
         let squares = self.own_sum_of_squares(gradients)?;
         let finite = squares.is_finite();
         // Ranks that hold the same shards have the same squares, so one of them counts.

@@ -68,6 +68,7 @@ fn run(world: &NcclWorld, part: Part) -> Result<()> {
     if matches!(part, Part::All | Part::Grid) {
         checks.say("the stage grid, f32, 20 steps");
         stage_grid::run(&mut checks, &communicator, &alone, &cells);
+        stage_grid::run_spoilt(&mut checks, &communicator, &device);
     }
     if matches!(part, Part::All | Part::Deterministic) {
         checks.say("the same with deterministic algorithms");

@@ -24,6 +24,7 @@ const UNSAFE: &[&str] = &[
     "tests/tests/allocation/main.rs",
     // Calls into C++.
     "crates/terrashard-torch/src/shim.rs",
+    "crates/terrashard-torch/src/shim/adamw.rs",
     "crates/terrashard-torch/src/shim/branch.rs",
     "crates/terrashard-torch/src/shim/columns.rs",
     "crates/terrashard-torch/src/shim/host_buffer.rs",
