@@ -48,9 +48,10 @@ impl Block {
     /// wins, the first of equal ones. A value that is NaN gives [`IGNORE`].
     pub fn classes(&self, threshold: f32) -> Result<Raster> {
         let pixels = self.window().pixels();
+        let data = self.data();
         let class = |at: usize| -> u8 {
             let channel = |c: usize| self.values[c * pixels + at];
-            if !self.has_data(at) || (0..self.channels).any(|c| channel(c).is_nan()) {
+            if !data[at] || (0..self.channels).any(|c| channel(c).is_nan()) {
                 IGNORE
             } else if self.channels == 1 {
                 u8::from(channel(0) > threshold)
@@ -67,15 +68,11 @@ impl Block {
 
     /// The blended values, NaN where the image has no data.
     pub fn values(&self) -> Result<Raster> {
-        let pixels = self.window().pixels();
-        let value = |(at, &v): (usize, &f32)| {
-            if self.has_data(at % pixels) {
-                v
-            } else {
-                f32::NAN
-            }
-        };
-        let values = self.values.iter().enumerate().map(value).collect();
+        let data = self.data();
+        let value = |(&v, &has_data): (&f32, &bool)| if has_data { v } else { f32::NAN };
+        // The same for every channel.
+        let data = data.iter().cycle();
+        let values = self.values.iter().zip(data).map(value).collect();
         Ok(Raster::new(
             self.window(),
             self.channels,
@@ -86,15 +83,16 @@ impl Block {
     /// The blended values, probabilities from 0 to 1, as the nearest of [`PROBABILITY_STEPS`] steps; [`IGNORE`] where the image
     /// has no data or a value is NaN.
     pub fn probability_steps(&self) -> Result<Raster> {
-        let pixels = self.window().pixels();
-        let step = |(at, &v): (usize, &f32)| {
-            if v.is_nan() || !self.has_data(at % pixels) {
+        let data = self.data();
+        let step = |(&v, &has_data): (&f32, &bool)| {
+            if v.is_nan() || !has_data {
                 IGNORE
             } else {
                 (v.clamp(0.0, 1.0) * f32::from(PROBABILITY_STEPS)).round() as u8
             }
         };
-        let steps = self.values.iter().enumerate().map(step).collect();
+        let steps = self.values.iter().zip(data.iter().cycle());
+        let steps = steps.map(step).collect();
         Ok(Raster::new(
             self.window(),
             self.channels,
@@ -102,10 +100,20 @@ impl Block {
         )?)
     }
 
-    /// Whether the image has data under a map pixel of the block.
-    fn has_data(&self, at: usize) -> bool {
-        let line = self.image.width * self.scale;
-        self.valid[at / line / self.scale * self.image.width + at % line / self.scale]
+    /// Whether the image has data under each map pixel of the block: at once, since dividing places for each takes longer than all else.
+    fn data(&self) -> Vec<bool> {
+        let mut data = Vec::with_capacity(self.window().pixels());
+        for row in self.valid.chunks_exact(self.image.width) {
+            let begin = data.len();
+            for valid in row {
+                data.extend(std::iter::repeat_n(*valid, self.scale));
+            }
+            let line = begin..data.len();
+            for _ in 1..self.scale {
+                data.extend_from_within(line.clone());
+            }
+        }
+        data
     }
 }
 

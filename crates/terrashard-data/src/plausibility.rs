@@ -20,6 +20,9 @@ const ORDER_APART: f64 = 0.5;
 /// How many times nearer another unit or order has to be.
 const NEARER: f64 = 3.0;
 
+/// How many times a band's median may be that of the training, or a part of it.
+const TIMES_APART: f64 = 10.0;
+
 /// Bands of which every order is tried.
 const MOST_BANDS: usize = 7;
 
@@ -69,6 +72,9 @@ pub fn unlike_training(scene: &Scene, centres: Option<&[f32]>) -> Result<Vec<Str
     told.extend(offset.iter().filter_map(|finding| found.offset(finding)));
     if told.is_empty() {
         told.extend(found.order());
+    }
+    if told.is_empty() {
+        told.extend(found.times_apart());
     }
     Ok(told)
 }
@@ -127,6 +133,22 @@ impl Found<'_> {
             self.scaling.scale,
             (factor / scale) as f32,
         ))
+    }
+
+    /// Bands whose values are of another size than those of the training.
+    fn times_apart(&self) -> Vec<String> {
+        let each = self.as_read().into_iter().zip(&self.trained);
+        let apart = each.zip(self.names).filter_map(|((found, &median), name)| {
+            // Of a median of 0 or below nothing is ten times as large.
+            let alike = median <= 0.0 || (1.0 / TIMES_APART..=TIMES_APART).contains(&(found / median));
+            (!alike).then(|| {
+                format!(
+                    "the median of {name} is a reflectance of {found:.5}, it was {median:.5} in training, more than {TIMES_APART} times \
+                     apart: check the offset and scale of the scene, and its bands"
+                )
+            })
+        });
+        apart.collect()
     }
 
     /// What is said of the offset, where the training's medians agree.

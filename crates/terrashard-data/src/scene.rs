@@ -314,20 +314,6 @@ impl Scene {
         Ok(values)
     }
 
-    /// The median reflectance of each band, over windows spread over the scene: of a small scene all of it. None where no pixel of them
-    /// has data.
-    ///
-    /// # Errors
-    /// [`Error::Raster`].
-    pub fn sampled_medians(&self) -> Result<Vec<Option<f32>>> {
-        let statistics = self.sampled_statistics()?;
-        let Scaling { offset, scale, .. } = self.options.scaling;
-        let reflectance = |dn: f64| ((dn + f64::from(offset)) * f64::from(scale)) as f32;
-        let some = statistics.valid() > 0;
-        let median = |band| some.then(|| reflectance(statistics.percentile(band, 50.0)));
-        Ok((0..self.bands()).map(median).collect())
-    }
-
     /// Statistics of the selected bands over windows spread over the scene, in digital numbers: of a small scene all of it.
     ///
     /// # Errors

@@ -332,3 +332,44 @@ fn temporary(path: &Path) -> Result<NamedTempFile> {
         .tempfile_in(folder(path))
         .map_err(|e| Error::io(folder(path), "create a file in", e))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pyramid::Level;
+
+    /// Blocks as a prediction gives them: row by row, of 70 x 70 pixels, over tiles of 16.
+    #[test]
+    fn only_the_tiles_that_windows_end_in_are_kept() {
+        const SIDE: usize = 70;
+        const TILE: usize = 16;
+        let folder = tempfile::tempdir().expect("a folder");
+        for height in [300, 900] {
+            let spec = RasterSpec::new(800, height, 1, DataType::U8).tile(TILE);
+            let whole = spec.window();
+            let sink = GeoTiffSink::create(folder.path().join("map.tif"), spec);
+            let mut sink = sink.expect("a folder").windows_of(SIDE);
+            let (mut most, mut most_of_overviews) = (0, 0);
+            for row in (0..height).step_by(SIDE) {
+                for col in (0..whole.width).step_by(SIDE) {
+                    let block = Window::new(col, row, SIDE, SIDE).intersection(&whole);
+                    let block = block.expect("it begins inside");
+                    let samples = Samples::U8(vec![7; block.pixels()]);
+                    let raster = Raster::new(block, 1, samples).expect("filled");
+                    sink.write(&raster).expect("written");
+                    most = most.max(sink.open.len());
+                    let levels = sink.pyramid.levels()[1..].iter();
+                    most_of_overviews = most_of_overviews.max(levels.map(Level::open).sum());
+                }
+            }
+            // A row of tiles, and beside the block at hand a column of them; of overviews half as many, and so on.
+            let (across, beside) = (whole.width.div_ceil(TILE), SIDE.div_ceil(TILE) + 1);
+            assert!(most <= across + beside, "{most} of {across} across");
+            assert!(
+                most_of_overviews <= across + 8 * beside,
+                "{most_of_overviews}"
+            );
+            Box::new(sink).finish().expect("complete");
+        }
+    }
+}

@@ -49,6 +49,12 @@ impl Level {
         }
     }
 
+    /// Tiles of which a part is there.
+    #[cfg(test)]
+    pub(crate) fn open(&self) -> usize {
+        self.open.len()
+    }
+
     /// Adds samples that lie in one tile; gives the tile if they complete it.
     fn add(
         &mut self,

@@ -242,32 +242,6 @@ fn overlay(maps: &[PathBuf], output: &Path, trained: &TrainedModel) -> Result<()
     output.finish()
 }
 
-/// How many times a band's median may be that of the training, or a part of it.
-const TIMES_APART: f32 = 10.0;
-
-/// Bands whose values are of another size than those that the model was trained on, with both medians.
-fn trained_apart(trained: &TrainedModel, scene: &Scene) -> Result<Vec<String>> {
-    let Some(medians) = &trained.medians else {
-        return Ok(Vec::new());
-    };
-    let found = scene.sampled_medians()?;
-    let names = scene.band_titles();
-    let each = found.iter().zip(medians).zip(names);
-    let apart = each.filter_map(|((found, &median), name)| {
-        let found = (*found)?;
-        // Of a median of 0 or below nothing is ten times as large.
-        let times = found / median;
-        let alike = median <= 0.0 || (1.0 / TIMES_APART..=TIMES_APART).contains(&times);
-        (!alike).then(|| {
-            format!(
-                "the median of {name} is a reflectance of {found:.5}, it was {median:.5} in training, more than {TIMES_APART} times \
-                 apart: check the offset and scale of the scene, and its bands"
-            )
-        })
-    });
-    Ok(apart.collect())
-}
-
 /// One scene, and what is made of it.
 struct SceneWork<'a> {
     options: &'a PredictOptions,
@@ -373,10 +347,9 @@ impl SceneWork<'_> {
             )),
             _ => {}
         }
-        let mut apart = self.trained.unlike(&scene)?;
-        apart.extend(trained_apart(self.trained, &scene)?);
+        let unlike = self.trained.unlike(&scene)?;
         done.warnings
-            .extend(apart.iter().map(|warning| format!("{name}: {warning}")));
+            .extend(unlike.iter().map(|warning| format!("{name}: {warning}")));
         if let Some(warning) = histogram.warning() {
             done.warnings.push(format!("{name}: {warning}"));
         }
