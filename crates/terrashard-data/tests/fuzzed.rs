@@ -5,24 +5,18 @@
 #[path = "../../terrashard-raster/fuzz/src/texts.rs"]
 mod texts;
 
+#[allow(unreachable_pub)]
+#[path = "../../terrashard-raster/fuzz/src/kept.rs"]
+mod kept;
+
 use std::path::Path;
 
-/// Runs over the seeds and findings of this name.
-fn each(folder: &str, attempt: impl Fn(&[u8])) {
+fn each(name: &str, attempt: impl Fn(&[u8])) {
     let fuzz = Path::new(env!("CARGO_MANIFEST_DIR")).join("../terrashard-raster/fuzz");
-    let mut inputs = 0;
-    for kind in ["seeds", "findings"] {
-        let Ok(files) = std::fs::read_dir(fuzz.join(kind).join(folder)) else {
-            continue;
-        };
-        for file in files {
-            let path = file.expect("listed").path();
-            println!("{}", path.display());
-            attempt(&std::fs::read(&path).expect("reads"));
-            inputs += 1;
-        }
-    }
-    assert!(inputs > 0, "{folder} holds inputs");
+    assert!(
+        kept::each(&fuzz, &[name], attempt) > 100,
+        "{name} holds inputs"
+    );
 }
 
 #[test]

@@ -5,26 +5,18 @@
 #[path = "../fuzz/src/rasters.rs"]
 mod rasters;
 
+#[allow(unreachable_pub)]
+#[path = "../fuzz/src/kept.rs"]
+mod kept;
+
 use std::path::Path;
 
-/// Runs over the seeds and findings of these names.
-fn each(folders: &[&str], attempt: impl Fn(&[u8])) {
+fn each(names: &[&str], attempt: impl Fn(&[u8])) {
     let fuzz = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz");
-    let mut inputs = 0;
-    for folder in folders {
-        for kind in ["seeds", "findings"] {
-            let Ok(files) = std::fs::read_dir(fuzz.join(kind).join(folder)) else {
-                continue;
-            };
-            for file in files {
-                let path = file.expect("listed").path();
-                println!("{}", path.display());
-                attempt(&std::fs::read(&path).expect("reads"));
-                inputs += 1;
-            }
-        }
-    }
-    assert!(inputs > 0, "{folders:?} hold inputs");
+    assert!(
+        kept::each(&fuzz, names, attempt) > 0,
+        "{names:?} hold inputs"
+    );
 }
 
 #[test]

@@ -1,4 +1,5 @@
 //! What the targets try, as functions that a normal test runs over the kept inputs too.
 
+pub mod kept;
 pub mod rasters;
 pub mod texts;
