@@ -3,23 +3,24 @@
 //! The states are those of AdamW: three numbers of 32 bits for each parameter, in matrices of 16 MiB and vectors. `dd` writes as many
 //! bytes with `conv=fsync` and reads them after they were dropped from the system's cache, as the checkpoint's files are. All takes
 //! turns in each round; the fastest of each side counts, and the median of the quotients within rounds stands beside it.
+//!
+//! `load` reads and verifies each tensor into memory that is there, as `dd` does; `load, new` into memory of its own, which the system
+//! has to make first.
+
+mod stall;
 
 use std::borrow::Cow;
 use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Instant;
 
-use burn::tensor::{Device, TensorData};
 use clap::Args;
 use serde::{Deserialize, Serialize};
-use terrashard_checkpoint::{Checkpoint, ElementType, Keep, Kind, Saver, Slot, State, TensorSpec};
-use terrashard_collectives::local;
-use terrashard_models::ModelConfig;
-use terrashard_zero::{Initial, StateKind, ZeroConfig, ZeroOptimizer};
+use terrashard_checkpoint::{Checkpoint, ElementType, Kind, Saver, Slot, State, TensorSpec};
 
 use crate::numbers::{count, size};
 use crate::report::{Output, Report};
@@ -52,7 +53,7 @@ pub struct Arguments {
 pub struct CheckpointRow {
     /// Which benchmark.
     pub bench: String,
-    /// What was done: `save`, `load` or `stall`.
+    /// What was done: `save`, `load`, `load, new` or `stall`.
     pub what: String,
     /// Parameters.
     pub parameters: usize,
@@ -126,7 +127,8 @@ fn run(bench: &Arguments, mut tell: impl FnMut(CheckpointRow)) -> Result<(), Fai
     };
     let tensors = tensors(bench.parameters);
     let bytes: u64 = tensors.iter().map(|tensor| 4 * tensor.numel() as u64).sum();
-    let (mut saves, mut loads, mut disk) = (Turns::default(), Turns::default(), 0);
+    let (mut saves, mut disk) = (Turns::default(), 0);
+    let mut loads = [Memory::There, Memory::New].map(|memory| (memory, Turns::default()));
     for _ in 0..bench.rounds {
         let dd = folder.path().join("dd");
         let wrote = dd_write(&dd, bytes)?;
@@ -135,17 +137,17 @@ fn run(bench: &Arguments, mut tell: impl FnMut(CheckpointRow)) -> Result<(), Fai
         fs::remove_file(&dd)?;
         let root = folder.path().join("checkpoints");
         let saved = timed(|| save(&root, &tensors, bench.ranks))?;
-        let step = terrashard_checkpoint::step_folder(&root, 1);
-        disk = 0;
-        for entry in fs::read_dir(&step)? {
-            let path = entry?.path();
-            disk += path.metadata()?.len();
-            drop_cache(&path)?;
-        }
-        let loaded = timed(|| load(&root, &tensors, bench.ranks))?;
-        fs::remove_dir_all(&root)?;
         saves.add(saved, wrote);
-        loads.add(loaded, read);
+        for (memory, turns) in &mut loads {
+            disk = 0;
+            for entry in fs::read_dir(terrashard_checkpoint::step_folder(&root, 1))? {
+                let path = entry?.path();
+                disk += path.metadata()?.len();
+                drop_cache(&path)?;
+            }
+            turns.add(load(&root, &tensors, bench.ranks, *memory)?, read);
+        }
+        fs::remove_dir_all(&root)?;
     }
     let row = |what: &str, turns: &Turns, disk| CheckpointRow {
         bench: "checkpoint".into(),
@@ -161,9 +163,11 @@ fn run(bench: &Arguments, mut tell: impl FnMut(CheckpointRow)) -> Result<(), Fai
         fraction_median: turns.median(),
     };
     tell(row("save", &saves, Some(disk)));
-    tell(row("load", &loads, None));
+    for (memory, turns) in &loads {
+        tell(row(memory.name(), turns, None));
+    }
     if !bench.model.is_empty() {
-        tell(stall(bench, &folder.path().join("stall"))?);
+        tell(stall::row(bench, &folder.path().join("stall"))?);
     }
     Ok(())
 }
@@ -282,14 +286,44 @@ fn save(root: &Path, tensors: &[TensorSpec], ranks: usize) -> terrashard_checkpo
     Ok(())
 }
 
-fn load(root: &Path, tensors: &[TensorSpec], ranks: usize) -> terrashard_checkpoint::Result<()> {
-    let checkpoint = Checkpoint::open(root)?;
-    on_ranks(ranks, |rank| {
-        tensors.iter().try_for_each(|tensor| {
-            let interval = own(tensor, rank, ranks);
-            checkpoint
-                .read(&tensor.name, tensor.kind, interval)
-                .map(|_| ())
+/// Where a tensor is read into.
+#[derive(Clone, Copy, Debug)]
+enum Memory {
+    /// That of the tensor before it.
+    There,
+    /// Its own.
+    New,
+}
+
+impl Memory {
+    fn name(self) -> &'static str {
+        match self {
+            Self::There => "load",
+            Self::New => "load, new",
+        }
+    }
+}
+
+/// Reads each rank's share of all tensors. Returns the seconds.
+fn load(root: &Path, tensors: &[TensorSpec], ranks: usize, memory: Memory) -> Result<f64, Failure> {
+    let largest = tensors.iter().map(TensorSpec::numel).max().unwrap_or(0);
+    let buffers = (0..ranks).map(|_| Mutex::new(vec![1; 4 * largest.div_ceil(ranks)]));
+    let buffers: Vec<Mutex<Vec<u8>>> = buffers.collect();
+    timed(|| {
+        let checkpoint = Checkpoint::open(root)?;
+        on_ranks(ranks, |rank| {
+            let mut buffer = buffers[rank].lock().unwrap_or_else(PoisonError::into_inner);
+            tensors.iter().try_for_each(|tensor| {
+                let (name, kind) = (&tensor.name, tensor.kind);
+                let interval = own(tensor, rank, ranks);
+                match memory {
+                    Memory::There => {
+                        let out = &mut buffer[..4 * interval.len()];
+                        checkpoint.read_into(name, kind, interval, out)
+                    }
+                    Memory::New => checkpoint.read(name, kind, interval).map(|_| ()),
+                }
+            })
         })
     })
 }
@@ -337,110 +371,6 @@ fn drop_cache(path: &Path) -> Result<(), Failure> {
     .map(|_| ())
 }
 
-/// How long a step waits for an asynchronous save, beside copying as many bytes.
-fn stall(bench: &Arguments, root: &Path) -> Result<CheckpointRow, Failure> {
-    let config = ModelConfig::preset(&bench.model)?;
-    let results = local::run(1, |communicator| {
-        stalls(&config, bench.rounds, root, communicator).map_err(|error| error.to_string())
-    });
-    let mut results = results.map_err(|error| error.to_string())?;
-    let (turns, parameters, bytes) = results.swap_remove(0);
-    Ok(CheckpointRow {
-        bench: "checkpoint".into(),
-        what: format!("stall, {}", bench.model),
-        parameters,
-        ranks: 1,
-        bytes,
-        disk: None,
-        seconds: turns.fastest(),
-        gb_s: bytes as f64 / turns.fastest() / 1e9,
-        other_seconds: turns.fastest_other(),
-        fraction: turns.fastest_other() / turns.fastest(),
-        fraction_median: turns.median(),
-    })
-}
-
-fn stalls(
-    config: &ModelConfig,
-    rounds: usize,
-    root: &Path,
-    communicator: local::LocalCommunicator,
-) -> Result<(Turns, usize, u64), Failure> {
-    let device = Device::flex();
-    let model = config.init(&device)?;
-    let values = |_: &str, shape: &[usize]| vec![0.5; shape.iter().product()];
-    let communicator = Arc::new(communicator);
-    let settings = ZeroConfig::default();
-    let mut optimizer = ZeroOptimizer::new(
-        &model,
-        settings,
-        Initial::Keyed(&values),
-        communicator,
-        &device,
-    )?;
-    // Memory that nothing was written to yet would be read in no time.
-    optimizer.load(optimizer.progress(), &|_, _, interval| {
-        Ok(0.25_f32.to_le_bytes().repeat(interval.len()))
-    })?;
-    let parameters = optimizer.table().rows().iter().map(|row| row.numel()).sum();
-    let mut turns = Turns::default();
-    let mut bytes = 0;
-    for round in 0..rounds as u64 {
-        let saver = Saver::create(root, round + 1, 0, 1)?;
-        let began = Instant::now();
-        saver.prepare()?;
-        let states = optimizer.own_states()?.into_iter();
-        let slots: Vec<(Slot, Copied)> = states
-            .map(|state| {
-                let tensor =
-                    TensorSpec::new(state.name, kind(state.kind), state.shape, state.dtype);
-                let interval = state.interval;
-                (Slot { tensor, interval }, Copied(state.data))
-            })
-            .collect();
-        let lengths: Vec<usize> = slots
-            .iter()
-            .map(|(_, data)| data.0.as_bytes().len())
-            .collect();
-        let writing = saver.write_beside(slots)?;
-        let stalled = began.elapsed().as_secs_f64();
-        writing.wait()?;
-        let state = State {
-            step: round + 1,
-            ..State::default()
-        };
-        saver
-            .publish_beside(state, Keep { last: 1, best: 0 })?
-            .wait()?;
-        bytes = lengths.iter().map(|length| *length as u64).sum();
-        let source: Vec<Vec<u8>> = lengths.iter().map(|length| vec![1; *length]).collect();
-        let began = Instant::now();
-        let copies = source.clone();
-        let copied = began.elapsed().as_secs_f64();
-        drop(copies);
-        turns.add(stalled, copied);
-    }
-    Ok((turns, parameters, bytes))
-}
-
-/// A state in host memory.
-struct Copied(TensorData);
-
-impl AsRef<[u8]> for Copied {
-    fn as_ref(&self) -> &[u8] {
-        self.0.as_bytes()
-    }
-}
-
-fn kind(kind: StateKind) -> Kind {
-    match kind {
-        StateKind::Parameter => Kind::Parameter,
-        StateKind::Momentum => Kind::M,
-        StateKind::Variance => Kind::V,
-        StateKind::Ema => Kind::Ema,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -460,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_run_tells_three_rows_and_leaves_nothing() {
+    fn a_small_run_tells_its_rows_and_leaves_nothing() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let bench = Arguments {
             parameters: 100_000,
@@ -476,7 +406,7 @@ mod tests {
         let mut rows = Vec::new();
         run(&bench, |row| rows.push(row)).expect("there is a disk and dd");
         let whats: Vec<&str> = rows.iter().map(|row| row.what.as_str()).collect();
-        assert_eq!(whats, ["save", "load"]);
+        assert_eq!(whats, ["save", "load", "load, new"]);
         assert!(rows[0].bytes == 1_200_000 && rows[0].disk > Some(1_200_000));
         assert_eq!(fs::read_dir(folder.path()).expect("it is there").count(), 0);
     }

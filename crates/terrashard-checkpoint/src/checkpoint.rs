@@ -1,10 +1,10 @@
 //! Reading a checkpoint by name and interval, whatever rank count wrote it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
@@ -15,9 +15,6 @@ use crate::folder::{MANIFEST, resolve};
 use crate::manifest::{Manifest, PieceEntry, TensorEntry};
 use crate::saver::{check_length, check_lengths};
 use crate::{Error, Kind, Result, State, TensorSpec};
-
-/// Chunks that one thread checks before it looks for more.
-const RUN_CHUNKS: usize = 16;
 
 /// A tensor of a checkpoint that cannot be read.
 #[derive(Debug)]
@@ -30,12 +27,25 @@ pub struct Fault {
     pub error: Error,
 }
 
+/// The first reason why each of some tensors cannot be read.
+type Faults = BTreeMap<(String, Kind), Error>;
+
+/// A chunk to be checked.
+#[derive(Debug)]
+struct Task<'a> {
+    entry: &'a TensorEntry,
+    piece: &'a PieceEntry,
+    chunk: usize,
+}
+
 /// A complete checkpoint, open for reading.
 #[derive(Debug)]
 pub struct Checkpoint {
     folder: PathBuf,
     manifest: Manifest,
     state: State,
+    /// Bytes that were read of tensors.
+    read: AtomicU64,
 }
 
 impl Checkpoint {
@@ -67,6 +77,7 @@ impl Checkpoint {
             folder,
             manifest,
             state,
+            read: AtomicU64::new(0),
         })
     }
 
@@ -106,13 +117,47 @@ impl Checkpoint {
     }
 
     /// Reads elements `interval` of a tensor, flattened in row-major order, as little-endian bytes. A tied name
-    /// gives its owner's values. Only the chunks that the interval touches are read, at most 1 MiB at a time
-    /// beside the result, and each is checked against its hash.
+    /// gives its owner's values. Only the chunks that the interval touches are read, into the result but for the two at its
+    /// ends, and each is checked against its hash.
     ///
     /// # Errors
     /// [`Error::UnknownTensor`], [`Error::Interval`] past the tensor's end, [`Error::Damaged`] naming file and tensor,
     /// [`Error::Io`].
     pub fn read(&self, name: &str, kind: Kind, interval: Range<usize>) -> Result<Vec<u8>> {
+        let entry = self.values_of(name, kind, &interval)?;
+        // No more than the files hold: `Manifest::read` has checked that pieces cover the tensor with bytes of
+        // their own, `open` that the files are as long as they need to be.
+        let mut out = vec![0; interval.len() * entry.spec.dtype.bytes()];
+        self.fill(entry, interval, &mut out)?;
+        Ok(out)
+    }
+
+    /// As [`Self::read`] into memory that is there, which saves the system from making it: all of `out` is filled, or what is
+    /// in it after an error means nothing.
+    ///
+    /// # Errors
+    /// As [`Self::read`], and [`Error::Length`] if `out` has another length than the interval's bytes.
+    pub fn read_into(
+        &self,
+        name: &str,
+        kind: Kind,
+        interval: Range<usize>,
+        out: &mut [u8],
+    ) -> Result<()> {
+        let entry = self.values_of(name, kind, &interval)?;
+        let expected = interval.len() * entry.spec.dtype.bytes();
+        if out.len() != expected {
+            return Err(Error::Length {
+                tensor: entry.spec.label(),
+                expected,
+                got: out.len(),
+            });
+        }
+        self.fill(entry, interval, out)
+    }
+
+    /// The tensor that holds the values of a name, which an interval lies in.
+    fn values_of(&self, name: &str, kind: Kind, interval: &Range<usize>) -> Result<&TensorEntry> {
         let entry = self
             .entry(name, kind)
             .and_then(|entry| match &entry.spec.tied_to {
@@ -124,11 +169,12 @@ impl Checkpoint {
                 name: name.to_owned(),
                 kind,
             })?;
-        check_interval(&self.folder, &entry.spec, &interval)?;
+        check_interval(&self.folder, &entry.spec, interval)?;
+        Ok(entry)
+    }
+
+    fn fill(&self, entry: &TensorEntry, interval: Range<usize>, out: &mut [u8]) -> Result<()> {
         let width = entry.spec.dtype.bytes();
-        // No more than the files hold: `Manifest::read` has checked that pieces cover the tensor with bytes of
-        // their own, `open` that the files are as long as they need to be.
-        let mut out = vec![0; interval.len() * width];
         let first = entry
             .pieces
             .partition_point(|piece| piece.end <= interval.start);
@@ -146,7 +192,7 @@ impl Checkpoint {
                     ..(common.end - interval.start) * width],
             )?;
         }
-        Ok(out)
+        Ok(())
     }
 
     /// Reads a whole tensor; see [`Self::read`].
@@ -164,18 +210,33 @@ impl Checkpoint {
     /// # Errors
     /// The first fault, by name: [`Error::Damaged`], [`Error::Header`], [`Error::Malformed`], [`Error::Io`].
     pub fn verify(&self) -> Result<u64> {
-        let mut checked = 0;
-        for name in self.manifest.files.keys() {
+        self.verify_share(0, 1)
+    }
+
+    /// One of `shares` shares of [`Self::verify`], of about the same number of bytes each: what ranks that are processes
+    /// check, so that together they read all of it once. Returns the bytes of tensors that were checked.
+    ///
+    /// # Errors
+    /// As [`Self::verify`], for what lies in this share.
+    ///
+    /// # Panics
+    /// If there is no share of that number.
+    pub fn verify_share(&self, share: usize, shares: usize) -> Result<u64> {
+        assert!(share < shares, "share {share} of {shares}");
+        for name in self.manifest.files.keys().skip(share).step_by(shares) {
             let path = self.folder.join(name);
             let mut file = File::open(&path).map_err(io("open", &path))?;
             let header = Header::read(&mut file, &path)?;
             for (entry, piece) in self.pieces().filter(|(_, piece)| &piece.file == name) {
                 check_header(&path, &header, entry, piece)?;
-                checked += piece.bytes[1] - piece.bytes[0];
             }
         }
-        match self.faults().into_iter().next() {
-            Some(fault) => Err(fault.error),
+        let mut faults = BTreeMap::new();
+        let tasks = self.tasks(&mut faults);
+        let end = |share: usize| tasks.len() * share / shares;
+        let checked = self.check(&tasks[end(share)..end(share + 1)], &mut faults);
+        match faults.into_values().next() {
+            Some(error) => Err(error),
             None => Ok(checked),
         }
     }
@@ -183,56 +244,88 @@ impl Checkpoint {
     /// The tensors that cannot be read, sorted by name and kind, each with the first reason. All values of all others were read
     /// and have their hashes.
     pub fn faults(&self) -> Vec<Fault> {
-        let bad: BTreeSet<&String> = self
+        let mut faults = BTreeMap::new();
+        let tasks = self.tasks(&mut faults);
+        self.check(&tasks, &mut faults);
+        let fault = |((name, kind), error)| Fault { name, kind, error };
+        faults.into_iter().map(fault).collect()
+    }
+
+    /// Bytes of tensors that were read from the files since the checkpoint was opened, over all threads, to give values back or
+    /// to check them.
+    pub fn bytes_read(&self) -> u64 {
+        self.read.load(Ordering::Relaxed)
+    }
+
+    /// All chunks of all tensors, but those that lie in no file any more.
+    fn tasks(&self, faults: &mut Faults) -> Vec<Task<'_>> {
+        let lengths: BTreeMap<&String, Result<()>> = self
             .manifest
             .files
             .keys()
-            .filter(|name| check_length(&self.folder, &self.manifest, name).is_err())
+            .map(|name| (name, check_length(&self.folder, &self.manifest, name)))
+            .filter(|(_, length)| length.is_err())
             .collect();
-        let faults = Mutex::new(BTreeMap::new());
-        let note = |tensor: &'_ TensorSpec, error| {
-            let mut faults = faults.lock().unwrap_or_else(PoisonError::into_inner);
-            let key = (tensor.name.clone(), tensor.kind);
-            faults.entry(key).or_insert(error);
-        };
         let mut tasks = Vec::new();
         for (entry, piece) in self.pieces() {
-            if bad.contains(&piece.file) {
-                let length = check_length(&self.folder, &self.manifest, &piece.file);
-                match length {
-                    // What lies before the end of a file that was cut may be sound.
-                    Err(Error::Truncated { got, .. }) if piece.bytes[1] <= got => {}
-                    Err(error) => {
-                        note(&entry.spec, error);
-                        continue;
+            match lengths.get(&piece.file) {
+                // What lies before the end of a file that was cut may be sound.
+                Some(Err(Error::Truncated { got, .. })) if piece.bytes[1] <= *got => {}
+                Some(_) => {
+                    if let Err(error) = check_length(&self.folder, &self.manifest, &piece.file) {
+                        let key = (entry.spec.name.clone(), entry.spec.kind);
+                        faults.entry(key).or_insert(error);
                     }
-                    Ok(()) => {}
+                    continue;
                 }
+                None => {}
             }
-            let chunks = 0..piece.hashes.len();
-            let runs = chunks.step_by(RUN_CHUNKS);
-            tasks.extend(runs.map(|start| {
-                let end = piece.hashes.len().min(start + RUN_CHUNKS);
-                (entry, piece, start..end)
-            }));
+            let chunk = |chunk| Task {
+                entry,
+                piece,
+                chunk,
+            };
+            tasks.extend((0..piece.hashes.len()).map(chunk));
         }
-        let next = AtomicUsize::new(0);
+        tasks
+    }
+
+    /// Checks chunks, on several threads that take one after another. Returns the bytes that were checked.
+    fn check(&self, tasks: &[Task<'_>], faults: &mut Faults) -> u64 {
+        let (next, checked) = (AtomicUsize::new(0), AtomicU64::new(0));
+        let found = Mutex::new(Vec::new());
         let work = || {
             let mut open: Option<(&str, File)> = None;
-            while let Some((entry, piece, chunks)) = tasks.get(next.fetch_add(1, Ordering::Relaxed))
-            {
+            let mut buffer = Vec::new();
+            loop {
+                let index = next.fetch_add(1, Ordering::Relaxed);
+                let Some(Task {
+                    entry,
+                    piece,
+                    chunk,
+                }) = tasks.get(index)
+                else {
+                    break;
+                };
                 let extent = self.extent(entry, piece);
                 let file = match open.take() {
                     Some((name, file)) if name == piece.file => Ok(file),
                     _ => File::open(&extent.path).map_err(io("open", &extent.path)),
                 };
-                let checked = file.and_then(|mut file| {
-                    let checked = extent.verify(&mut file, chunks.clone());
+                let verified = file.and_then(|mut file| {
+                    let verified = extent.verify(&mut file, *chunk, &mut buffer);
                     open = Some((&piece.file, file));
-                    checked
+                    verified
                 });
-                if let Err(error) = checked {
-                    note(&entry.spec, error);
+                match verified {
+                    Ok(()) => {
+                        let bytes = extent.chunk_bytes(*chunk) as u64;
+                        checked.fetch_add(bytes, Ordering::Relaxed);
+                    }
+                    Err(error) => {
+                        let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
+                        found.push((index, error));
+                    }
                 }
             }
         };
@@ -242,9 +335,14 @@ impl Checkpoint {
             });
             work();
         });
-        let faults = faults.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let fault = |((name, kind), error)| Fault { name, kind, error };
-        faults.into_iter().map(fault).collect()
+        let mut found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
+        found.sort_by_key(|(index, _)| *index);
+        for (index, error) in found {
+            let spec = &tasks[index].entry.spec;
+            let key = (spec.name.clone(), spec.kind);
+            faults.entry(key).or_insert(error);
+        }
+        checked.into_inner()
     }
 
     fn pieces(&self) -> impl Iterator<Item = (&TensorEntry, &PieceEntry)> {
@@ -260,12 +358,13 @@ impl Checkpoint {
         })
     }
 
-    fn extent<'a>(&self, entry: &TensorEntry, piece: &'a PieceEntry) -> Extent<'a> {
+    fn extent<'a>(&'a self, entry: &TensorEntry, piece: &'a PieceEntry) -> Extent<'a> {
         Extent {
             path: self.folder.join(&piece.file),
             bytes: piece.bytes[0]..piece.bytes[1],
             hashes: &piece.hashes,
             label: entry.spec.label(),
+            read: &self.read,
         }
     }
 }

@@ -9,6 +9,8 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use serde::{Deserialize, Serialize};
@@ -111,65 +113,83 @@ pub(crate) struct Extent<'a> {
     pub(crate) hashes: &'a [ChunkHash],
     /// The tensor, as messages show it.
     pub(crate) label: String,
+    /// Counts the bytes that are read of it.
+    pub(crate) read: &'a AtomicU64,
 }
 
 impl Extent<'_> {
     /// Reads the bytes from `start` (counted within the extent) that fill `out`, and checks every chunk that
     /// they touch.
+    ///
+    /// Threads take chunk after chunk in the file's order, so that the disk is read forwards, and hash each while it is in the
+    /// processor's cache. Of several damaged chunks the first is told.
     pub(crate) fn read(&self, file: &mut File, start: usize, out: &mut [u8]) -> Result<()> {
-        if out.len() < PARALLEL_BYTES {
-            return self.read_run(file, start, out);
-        }
-        // Runs end at chunks, so that none is read twice.
-        let (first, rest) = out.split_at_mut(CHUNK_BYTES - start % CHUNK_BYTES);
-        let (after, share) = (start + first.len(), share(rest.len()));
-        thread::scope(|scope| {
-            let run = |(index, run): (usize, _)| {
-                scope.spawn(move || {
-                    let mut file = File::open(&self.path).map_err(io("open", &self.path))?;
-                    self.read_run(&mut file, after + index * share, run)
-                })
-            };
-            let runs: Vec<_> = rest.chunks_mut(share).enumerate().map(run).collect();
-            self.read_run(file, start, first)?;
-            runs.into_iter().try_for_each(|run| {
-                run.join()
+        let helpers = match out.len() {
+            ..PARALLEL_BYTES => 0,
+            _ => threads() - 1,
+        };
+        let parts = Mutex::new(Parts { start, rest: out });
+        let help = || match File::open(&self.path) {
+            Ok(mut file) => self.read_parts(&mut file, &parts),
+            Err(error) => Err((start, io("open", &self.path)(error))),
+        };
+        let first = thread::scope(|scope| {
+            let helpers: Vec<_> = (0..helpers).map(|_| scope.spawn(help)).collect();
+            let own = self.read_parts(file, &parts);
+            let helped = helpers.into_iter().map(|helper| {
+                helper
+                    .join()
                     .expect("reading into memory that is there does not panic")
-            })
-        })
+            });
+            let failed = helped.chain([own]).filter_map(Result::err);
+            failed.min_by_key(|(start, _)| *start)
+        });
+        first.map_or(Ok(()), |(_, error)| Err(error))
     }
 
-    fn read_run(&self, file: &mut File, start: usize, out: &mut [u8]) -> Result<()> {
-        if out.is_empty() {
-            return Ok(());
-        }
-        let wanted = start..start + out.len();
+    /// Reads parts until none is left. The error is with the start of the part that it is of.
+    fn read_parts(&self, file: &mut File, parts: &Mutex<Parts<'_>>) -> Result<(), (usize, Error)> {
         let mut partial = Vec::new();
-        for index in start / CHUNK_BYTES..wanted.end.div_ceil(CHUNK_BYTES) {
-            let chunk = self.chunk(index);
-            let common = wanted.start.max(chunk.start)..wanted.end.min(chunk.end);
-            let target = &mut out[common.start - start..common.end - start];
-            if common == chunk {
-                self.read_chunk(file, index, target)?;
-            } else {
-                partial.resize(chunk.len(), 0);
-                self.read_chunk(file, index, &mut partial)?;
-                target.copy_from_slice(
-                    &partial[common.start - chunk.start..common.end - chunk.start],
-                );
+        let next = || parts.lock().unwrap_or_else(PoisonError::into_inner).next();
+        while let Some((start, part)) = next() {
+            if let Err(error) = self.read_part(file, start, part, &mut partial) {
+                // Nobody takes another. Those before it were taken before it, and are read to their end.
+                parts.lock().unwrap_or_else(PoisonError::into_inner).rest = &mut [];
+                return Err((start, error));
             }
         }
         Ok(())
     }
 
-    /// Checks some of the chunks.
-    pub(crate) fn verify(&self, file: &mut File, chunks: Range<usize>) -> Result<()> {
-        let mut buffer = Vec::new();
-        for index in chunks {
-            buffer.resize(self.chunk(index).len(), 0);
-            self.read_chunk(file, index, &mut buffer)?;
+    /// Reads a part of one chunk.
+    fn read_part(
+        &self,
+        file: &mut File,
+        start: usize,
+        out: &mut [u8],
+        partial: &mut Vec<u8>,
+    ) -> Result<()> {
+        let index = start / CHUNK_BYTES;
+        let chunk = self.chunk(index);
+        if out.len() == chunk.len() {
+            return self.read_chunk(file, index, out);
         }
+        partial.resize(chunk.len(), 0);
+        self.read_chunk(file, index, partial)?;
+        let from = start - chunk.start;
+        out.copy_from_slice(&partial[from..from + out.len()]);
         Ok(())
+    }
+
+    /// Checks a chunk. The buffer is for its bytes, and can be used again.
+    pub(crate) fn verify(&self, file: &mut File, index: usize, buffer: &mut Vec<u8>) -> Result<()> {
+        buffer.resize(self.chunk(index).len(), 0);
+        self.read_chunk(file, index, buffer)
+    }
+
+    /// How many bytes a chunk has.
+    pub(crate) fn chunk_bytes(&self, index: usize) -> usize {
+        self.chunk(index).len()
     }
 
     /// The bytes of a chunk, counted within the extent.
@@ -183,6 +203,7 @@ impl Extent<'_> {
     fn read_chunk(&self, file: &mut File, index: usize, out: &mut [u8]) -> Result<()> {
         let start = self.bytes.start + self.chunk(index).start as u64;
         read_at(file, &self.path, start, out)?;
+        self.read.fetch_add(out.len() as u64, Ordering::Relaxed);
         if ChunkHash::of(out) == self.hashes[index] {
             return Ok(());
         }
@@ -191,6 +212,30 @@ impl Extent<'_> {
             tensor: self.label.clone(),
             bytes: start..start + out.len() as u64,
         })
+    }
+}
+
+/// What is left of a reading, chunk by chunk.
+struct Parts<'a> {
+    /// Where it starts within the extent.
+    start: usize,
+    rest: &'a mut [u8],
+}
+
+impl<'a> Iterator for Parts<'a> {
+    /// Where a part starts, and where its bytes belong.
+    type Item = (usize, &'a mut [u8]);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let rest = std::mem::take(&mut self.rest);
+        if rest.is_empty() {
+            return None;
+        }
+        let to_border = CHUNK_BYTES - self.start % CHUNK_BYTES;
+        let (part, rest) = rest.split_at_mut(to_border.min(rest.len()));
+        let start = self.start;
+        (self.start, self.rest) = (start + part.len(), rest);
+        Some((start, part))
     }
 }
 
@@ -213,11 +258,13 @@ mod tests {
         std::fs::write(&path, [&[9; 3][..], &data, &[9; 5]].concat()).unwrap();
         let hashes = hashes(&data);
         assert_eq!(hashes.len() as u64, hash_count(len as u64));
+        let read = AtomicU64::new(0);
         let extent = Extent {
             path: path.clone(),
             bytes: 3..3 + len as u64,
             hashes: &hashes,
             label: "m `w`".into(),
+            read: &read,
         };
         body(&extent, &data, &path);
     }
@@ -240,7 +287,9 @@ mod tests {
                 extent.read(&mut file, wanted.start, &mut out).unwrap();
                 assert!(out == data[wanted.clone()], "{wanted:?}");
             }
-            extent.verify(&mut file, 0..3).unwrap();
+            for index in 0..3 {
+                extent.verify(&mut file, index, &mut Vec::new()).unwrap();
+            }
         });
     }
 
@@ -265,6 +314,29 @@ mod tests {
     }
 
     #[test]
+    fn of_several_damaged_chunks_the_first_is_told_and_each_is_read_once() {
+        let len = 16 * CHUNK_BYTES;
+        with_extent(len, |extent, _, path| {
+            let mut file = File::open(path).unwrap();
+            extent.read(&mut file, 0, &mut vec![0; len]).unwrap();
+            assert_eq!(extent.read.load(Ordering::Relaxed), len as u64);
+            let mut bytes = std::fs::read(path).unwrap();
+            for chunk in [15, 9, 3, 4] {
+                bytes[3 + chunk * CHUNK_BYTES] ^= 1;
+            }
+            std::fs::write(path, bytes).unwrap();
+            for _ in 0..20 {
+                match extent.read(&mut file, 0, &mut vec![0; len]) {
+                    Err(Error::Damaged { bytes, .. }) => {
+                        assert_eq!(bytes.start, 3 + 3 * CHUNK_BYTES as u64);
+                    }
+                    other => panic!("{other:?}"),
+                }
+            }
+        });
+    }
+
+    #[test]
     fn a_flipped_bit_is_found_through_any_part_of_its_chunk_and_no_other() {
         with_extent(2 * CHUNK_BYTES, |extent, _, path| {
             let mut bytes = std::fs::read(path).unwrap();
@@ -278,9 +350,10 @@ mod tests {
                 error.contains("data is damaged") && error.contains("m `w`"),
                 "{error}"
             );
-            extent.verify(&mut file, 0..1).unwrap();
+            let mut buffer = Vec::new();
+            extent.verify(&mut file, 0, &mut buffer).unwrap();
             assert!(matches!(
-                extent.verify(&mut file, 0..2),
+                extent.verify(&mut file, 1, &mut buffer),
                 Err(Error::Damaged { .. })
             ));
         });

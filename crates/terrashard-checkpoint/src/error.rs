@@ -195,8 +195,8 @@ pub enum Error {
         /// The same from another rank.
         second: String,
     },
-    /// A tensor given with a number of bytes that its interval does not have.
-    #[error("{tensor}: {expected} bytes are to be written, got {got}")]
+    /// A number of bytes to write, or to read into, that an interval of a tensor does not have.
+    #[error("{tensor}: {expected} bytes are to be written or read, got {got}")]
     Length {
         /// The tensor, with its kind.
         tensor: String,

@@ -18,6 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicU64;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -77,6 +78,8 @@ pub struct ModelFile {
     description: ModelDescription,
     /// Sorted by name; a tied tensor has no bytes.
     tensors: Vec<Stored>,
+    /// Bytes that were read of tensors.
+    read: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -164,6 +167,7 @@ impl ModelFile {
             path: path.to_owned(),
             description,
             tensors: stored(path, &header)?,
+            read: AtomicU64::new(0),
         })
     }
 
@@ -219,9 +223,12 @@ impl ModelFile {
     pub fn verify(&self) -> Result<u64> {
         let mut file = File::open(&self.path).map_err(io("open", &self.path))?;
         let mut checked = 0;
+        let mut buffer = Vec::new();
         for stored in &self.tensors {
-            self.extent(stored)
-                .verify(&mut file, 0..stored.hashes.len())?;
+            let extent = self.extent(stored);
+            for chunk in 0..stored.hashes.len() {
+                extent.verify(&mut file, chunk, &mut buffer)?;
+            }
             checked += stored.bytes.end - stored.bytes.start;
         }
         Ok(checked)
@@ -235,12 +242,13 @@ impl ModelFile {
         Some(&self.tensors[index]).filter(|stored| stored.spec.kind == kind)
     }
 
-    fn extent<'a>(&self, stored: &'a Stored) -> Extent<'a> {
+    fn extent<'a>(&'a self, stored: &'a Stored) -> Extent<'a> {
         Extent {
             path: self.path.clone(),
             bytes: stored.bytes.clone(),
             hashes: &stored.hashes,
             label: stored.spec.label(),
+            read: &self.read,
         }
     }
 }

@@ -255,7 +255,7 @@ fn a_failed_export_leaves_the_old_file_and_no_other() {
     );
     check(
         &[w("a"), w("short")],
-        "parameter `short`: 8 bytes are to be written, got 7",
+        "parameter `short`: 8 bytes are to be written or read, got 7",
     );
     check(
         &[w("a"), w("a")],

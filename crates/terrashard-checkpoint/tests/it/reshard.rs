@@ -38,6 +38,54 @@ fn every_rank_count_reads_what_every_other_wrote() {
     }
 }
 
+/// A hash is of a mebibyte, so that at most one at each end of a piece is read beside what is wanted.
+#[test]
+fn a_rank_reads_its_own_bytes_and_little_beside_them() {
+    const MEBIBYTE: u64 = 1 << 20;
+    let folder = tempfile::tempdir().unwrap();
+    let spec = TensorSpec::new("wide", Kind::M, [10, 1 << 20], F32);
+    let bytes: Vec<u8> = (0..40 * MEBIBYTE).map(|at| (at % 251) as u8).collect();
+    let savers = [0, 1].map(|rank| Saver::create(folder.path(), 1, rank, 2).unwrap());
+    savers[0].prepare().unwrap();
+    for (saver, half) in savers.iter().zip([0, 1]) {
+        let half = half * bytes.len() / 2;
+        let piece = Piece {
+            tensor: spec.clone(),
+            start: half / 4,
+            bytes: Cow::from(&bytes[half..half + bytes.len() / 2]),
+        };
+        saver.write(&[piece]).unwrap();
+    }
+    savers[0].publish(&state(1)).unwrap();
+    for ranks in [1, 2, 3, 5, 7] {
+        let mut all = 0;
+        for rank in 0..ranks {
+            let checkpoint = Checkpoint::open(folder.path()).unwrap();
+            let end = |rank: usize| rank * spec.numel() / ranks;
+            let own = end(rank)..end(rank + 1);
+            let mut out = vec![1; 4 * own.len()];
+            let into = checkpoint.read_into("wide", Kind::M, own.clone(), &mut out);
+            into.unwrap();
+            assert!(
+                out == bytes[4 * own.start..4 * own.end],
+                "{rank} of {ranks}"
+            );
+            let read = checkpoint.bytes_read();
+            let beside = read - out.len() as u64;
+            assert!(beside < 2 * MEBIBYTE, "{beside} for {rank} of {ranks}");
+            all += read;
+            let short = checkpoint.read_into("wide", Kind::M, own, &mut out[1..]);
+            assert!(matches!(short, Err(Error::Length { .. })));
+            assert_eq!(checkpoint.bytes_read(), read);
+            // Together they check all of it once.
+            let share = checkpoint.verify_share(rank, ranks).unwrap();
+            assert_eq!(checkpoint.bytes_read(), read + share);
+            assert!(share <= bytes.len() as u64 / ranks as u64 + MEBIBYTE);
+        }
+        assert!(all < bytes.len() as u64 + 2 * MEBIBYTE * ranks as u64);
+    }
+}
+
 #[test]
 fn the_whole_comes_back_with_its_description() {
     let folder = tempfile::tempdir().unwrap();
