@@ -165,6 +165,17 @@ pub enum Error {
         /// What to give instead.
         remedy: String,
     },
+    /// Ranks on several nodes see other files under the same name.
+    #[error(
+        "rank {rank} does not see the same in {} as the others; put the run into a folder that all nodes share, and check that one's disk",
+        path.display()
+    )]
+    UnlikeFiles {
+        /// A run's checkpoints, or one of them.
+        path: PathBuf,
+        /// The first rank that sees something else.
+        rank: usize,
+    },
     /// A checkpoint of another project makes no model.
     #[error("failed to import {}: {source}", path.display())]
     Import {

@@ -8,6 +8,7 @@ mod feed;
 mod initial;
 mod metered_communicator;
 mod rank;
+mod readers;
 mod resume;
 mod running_statistics;
 mod same_training;
@@ -141,7 +142,13 @@ pub fn fit(config: &Config, options: &FitOptions) -> Result<Fitted> {
     let ranks = crew.count(config.zero.ranks, options.device)?;
     let chips = samples(config, ranks)?;
     let batch = Batch::resolve(&config.train, ranks)?;
-    let Found { start, warnings } = Start::find(config, batch, &options.run, options.partial)?;
+    let Found { start, warnings } = Start::find(
+        config,
+        batch,
+        &options.run,
+        options.partial,
+        &crew.readers(),
+    )?;
     if crew.leads() {
         // Also where a run is to be quiet, as errors are told.
         warnings

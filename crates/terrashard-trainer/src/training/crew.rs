@@ -11,6 +11,7 @@ use terrashard_collectives::bootstrap::Launched;
 #[cfg(feature = "nccl")]
 use terrashard_collectives::nccl::{NcclWorld, Options};
 
+use super::readers::Readers;
 use super::run_ranks;
 use crate::config::{Device, Ranks};
 use crate::error::{Error, Result};
@@ -100,6 +101,17 @@ impl Crew {
             Self::Threads => None,
             #[cfg(feature = "nccl")]
             Self::Process(world) => Some(world.communicator().ranks()),
+        }
+    }
+
+    /// Those that a start from a checkpoint is checked by.
+    pub(super) fn readers(&self) -> Readers {
+        match self {
+            Self::Threads => Readers::Alone,
+            #[cfg(feature = "nccl")]
+            Self::Process(world) => {
+                Readers::Together(Arc::new(world.communicator()), world.device())
+            }
         }
     }
 

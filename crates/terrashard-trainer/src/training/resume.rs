@@ -4,16 +4,16 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
-use std::path::Path;
 
 use burn::tensor::Device;
 use serde_json::Value;
 use terrashard_checkpoint::{
-    Checkpoint, ElementType, Kind, Matching, State, TensorSpec, in_force, step_folder, steps,
+    Checkpoint, ElementType, Kind, Matching, State, TensorSpec, in_force, steps,
 };
 use terrashard_models::{S2s2Net, initial_value, parameters};
 use terrashard_zero::{Progress, StateKind, ZeroOptimizer};
 
+use super::readers::Readers;
 use super::same_training::{Difference, difference};
 use super::saving::{self, kind};
 use crate::config::{Batch, Config, Resume};
@@ -68,14 +68,21 @@ impl From<Start> for Found {
 
 impl Start {
     /// Finds the start that the configuration asks for, reads all of it, and checks that it is the same training. Changes nothing.
+    /// Collective among the processes of a run.
     pub(super) fn find(
         config: &Config,
         batch: Batch,
         run: &RunDirectory,
         partial: Partial,
+        readers: &Readers,
     ) -> Result<Found> {
         let root = run.checkpoints();
-        let there = root.exists() && !steps(&root)?.is_empty();
+        let saved = match root.exists() {
+            true => steps(&root)?,
+            false => Vec::new(),
+        };
+        readers.agree(&root, saved.last().copied())?;
+        let there = !saved.is_empty();
         let mut warnings = Vec::new();
         let checkpoint = match (&config.checkpoint.resume, partial) {
             (Resume::None, _) if there => {
@@ -88,9 +95,11 @@ impl Start {
                 let gone = root.exists().then(|| in_force(&root)).transpose();
                 return gone.map(|_| Start::Afresh.into()).map_err(Into::into);
             }
-            (Resume::Auto | Resume::None, Partial::Refused) => newest_sound(&root, &mut warnings)?,
+            (Resume::Auto | Resume::None, Partial::Refused) => {
+                readers.newest_sound(&root, &mut warnings)?
+            }
             (Resume::Auto | Resume::None, Partial::Allowed) => Checkpoint::open_damaged(&root)?,
-            (Resume::From(path), Partial::Refused) => sound(path)?,
+            (Resume::From(path), Partial::Refused) => readers.sound(path)?,
             (Resume::From(path), Partial::Allowed) => Checkpoint::open_damaged(path)?,
         };
         let saved = saved_config(&checkpoint)?;
@@ -145,43 +154,6 @@ impl Start {
             Start::Checkpoint(resumed) => resumed.restore(optimizer, model),
         }
     }
-}
-
-/// A checkpoint of which every byte was read and is as it was written.
-fn sound(path: &Path) -> Result<Checkpoint, terrashard_checkpoint::Error> {
-    let checkpoint = Checkpoint::open(path)?;
-    checkpoint.verify()?;
-    Ok(checkpoint)
-}
-
-/// Of a run's checkpoints, that in force if it is sound, or else the newest before it that is, with a warning.
-fn newest_sound(root: &Path, warnings: &mut Vec<String>) -> Result<Checkpoint> {
-    let mut steps = steps(root)?;
-    let mut first = None;
-    match in_force(root) {
-        Ok(Some(newest)) => steps.retain(|step| *step <= newest),
-        Ok(None) => {}
-        // Without the pointer, what it would point at is not known, but the newest is the best guess.
-        Err(error @ terrashard_checkpoint::Error::Pointer { .. }) => first = Some(error),
-        Err(error) => return Err(error.into()),
-    }
-    for step in steps.into_iter().rev() {
-        match sound(&step_folder(root, step)) {
-            Ok(checkpoint) => {
-                warnings.extend(first.map(|error| format!("{error}; going on from step {step}")));
-                return Ok(checkpoint);
-            }
-            // It is not damaged, and going on from an older one would replace it.
-            Err(error @ terrashard_checkpoint::Error::NewerVersion { .. }) => {
-                return Err(error.into());
-            }
-            Err(error) => {
-                first.get_or_insert(error);
-            }
-        }
-    }
-    let none = || terrashard_checkpoint::Error::NoCheckpoint { path: root.into() };
-    Err(first.unwrap_or_else(none).into())
 }
 
 impl Resumed {
