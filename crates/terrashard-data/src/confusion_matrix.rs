@@ -47,6 +47,19 @@ impl ConfusionMatrix {
         }
     }
 
+    /// Counts pixels of one class that were taken for one class.
+    ///
+    /// # Panics
+    /// Where there are fewer classes.
+    pub fn add_pixels(&mut self, truth: usize, predicted: usize, pixels: u64) {
+        assert!(
+            truth.max(predicted) < self.classes,
+            "classes below {}",
+            self.classes
+        );
+        self.counts[truth * self.classes + predicted] += pixels;
+    }
+
     /// Adds the counts of another part.
     ///
     /// # Panics

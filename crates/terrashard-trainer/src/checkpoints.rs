@@ -11,14 +11,15 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use serde_json::Value;
 use terrashard_checkpoint::{
-    Checkpoint, Keep, Source, TensorSpec, clean, in_force, prune, remains, step_folder, steps,
-    superfluous,
+    Checkpoint, Keep, Source, State, TensorSpec, clean, in_force, prune, remains, step_folder,
+    steps, superfluous,
 };
 
 use crate::config::CheckpointSection;
 use crate::error::{Error, Result};
 use crate::run_directory::RunDirectory;
 use crate::trained_model::saved_config;
+use crate::training::VALIDATION;
 
 /// A run's checkpoints.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -46,6 +47,8 @@ pub struct Listed {
     pub bytes: Option<u64>,
     /// By what `keep_best` ranks it: the least is the best.
     pub score: Option<f64>,
+    /// IoU of the validation after its step, if there was one.
+    pub iou: Option<f64>,
     /// Why it cannot be opened, if it cannot. Values are not looked at.
     pub fault: Option<String>,
 }
@@ -68,6 +71,7 @@ pub fn list(run: &Path) -> Result<Listing> {
                 tensors: Some(checkpoint.tensors().count()),
                 bytes: Some(bytes),
                 score: checkpoint.state().score,
+                iou: validation_iou(checkpoint.state()),
                 fault: None,
             },
             Err(error) => Listed {
@@ -76,6 +80,7 @@ pub fn list(run: &Path) -> Result<Listing> {
                 tensors: None,
                 bytes: None,
                 score: None,
+                iou: None,
                 fault: Some(error.to_string()),
             },
         }
@@ -90,6 +95,10 @@ pub fn list(run: &Path) -> Result<Listing> {
         remains: remains(&root)?,
         fault,
     })
+}
+
+fn validation_iou(state: &State) -> Option<f64> {
+    state.values.get(VALIDATION)?.get("iou")?.as_f64()
 }
 
 /// What is in a checkpoint or an exported file.

@@ -80,7 +80,7 @@ pub fn chip(config: &Config, request: &ChipRequest) -> Result<Chipped> {
         rule: match request.split {
             SplitBy::Regions => SplitRule::Regions(terrashard_data::Split {
                 train: data.train,
-                validation: None,
+                validation: data.validation,
                 test: data.test,
             }),
             SplitBy::Scenes => SplitRule::Scenes(shares),

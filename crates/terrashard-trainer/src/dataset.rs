@@ -26,6 +26,8 @@ pub struct Split {
     pub scene: Arc<Scene>,
     /// To be trained on: regions to be cut, or with `data.chips` the chips themselves.
     pub train: Vec<Window>,
+    /// To be measured on while it is trained.
+    pub validation: Vec<Window>,
     /// To be tested on.
     pub test: Vec<Window>,
 }
@@ -119,8 +121,13 @@ impl Dataset {
                 None => scene,
             };
             let scene = Arc::new(complete(scene, entry)?);
-            let (train, test) = parts.of_scene(entry, &scene)?;
-            Ok(Split { scene, train, test })
+            let [train, validation, test] = parts.of_scene(entry, &scene)?;
+            Ok(Split {
+                scene,
+                train,
+                validation,
+                test,
+            })
         };
         Ok(Self {
             scenes: data.scenes.iter().map(open).collect::<Result<_>>()?,
@@ -167,23 +174,35 @@ impl Dataset {
 
     /// The scenes with the parts to test on.
     pub fn test_regions(&self) -> impl Iterator<Item = (Arc<Scene>, Window)> {
-        let regions = |split: &Split| {
+        self.regions(|split| &split.test)
+    }
+
+    /// The scenes with the parts to validate on.
+    pub fn validation_regions(&self) -> impl Iterator<Item = (Arc<Scene>, Window)> {
+        self.regions(|split| &split.validation)
+    }
+
+    fn regions(
+        &self,
+        part: impl Fn(&Split) -> &Vec<Window>,
+    ) -> impl Iterator<Item = (Arc<Scene>, Window)> {
+        self.scenes.iter().flat_map(move |split| {
             let scene = split.scene.clone();
-            let windows = split.test.clone();
-            windows
-                .into_iter()
-                .map(move |window| (scene.clone(), window))
-        };
-        self.scenes.iter().flat_map(regions)
+            let windows = part(split).clone().into_iter();
+            windows.map(move |window| (scene.clone(), window))
+        })
     }
 }
+
+/// The windows of a scene for training, validation and test.
+type Windows = [Vec<Window>; 3];
 
 /// What of each scene is for what.
 enum Parts {
     /// The same regions of each.
     Regions(terrashard_data::Split),
     /// By image, the windows of an index of chips.
-    Chips(HashMap<PathBuf, (Vec<Window>, Vec<Window>)>),
+    Chips(HashMap<PathBuf, Windows>),
 }
 
 impl Parts {
@@ -192,7 +211,7 @@ impl Parts {
         let Some(path) = &data.chips else {
             return Ok(Self::Regions(terrashard_data::Split {
                 train: data.train,
-                validation: None,
+                validation: data.validation,
                 test: data.test,
             }));
         };
@@ -211,25 +230,26 @@ impl Parts {
         if header.chip > data.chip {
             return refuse("data.chip", data.chip, header.chip);
         }
-        let mut parts: HashMap<_, (Vec<Window>, Vec<Window>)> = HashMap::new();
+        let mut parts: HashMap<_, Windows> = HashMap::new();
         for chip in index.chips {
             let [col, row, width, height] = chip.window;
             let window = Window::new(col, row, width, height);
-            let (train, test) = parts.entry(chip.files.image).or_default();
+            let [train, validation, test] = parts.entry(chip.files.image).or_default();
             match chip.part {
                 Part::Train => train.push(window),
+                Part::Validation => validation.push(window),
                 Part::Test => test.push(window),
-                Part::Validation => {}
             }
         }
         Ok(Self::Chips(parts))
     }
 
-    fn of_scene(&self, entry: &SceneEntry, scene: &Scene) -> Result<(Vec<Window>, Vec<Window>)> {
+    fn of_scene(&self, entry: &SceneEntry, scene: &Scene) -> Result<Windows> {
         match self {
             Self::Regions(split) => {
                 let windows = split.windows(scene.width(), scene.height())?;
-                Ok((vec![windows.train], vec![windows.test]))
+                let validation = windows.validation.into_iter().collect();
+                Ok([vec![windows.train], validation, vec![windows.test]])
             }
             Self::Chips(parts) => Ok(parts.get(&entry.image).cloned().unwrap_or_default()),
         }

@@ -51,7 +51,7 @@ fn check_scene(config: &Config, entry: &SceneEntry, findings: &mut Vec<Finding>)
         }
         let split = Split {
             train: data.train,
-            validation: None,
+            validation: data.validation,
             test: data.test,
         };
         let metadata = image.metadata();

@@ -2,10 +2,12 @@
 
 mod events;
 mod progress;
+mod validation;
 
 pub use events::EventFile;
 pub(crate) use progress::clock;
 pub use progress::{Display, Progress};
+pub use validation::ValidationRecord;
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -64,12 +66,20 @@ pub struct StepTimes {
     pub optimizer: f64,
     /// Saving, of the checkpoint before this step.
     pub checkpoint: f64,
+    /// Measuring the model, before this step.
+    #[serde(default)]
+    pub validation: f64,
 }
 
 impl StepTimes {
     /// All of them.
     pub fn total(&self) -> f64 {
-        self.data + self.compute + self.communication + self.optimizer + self.checkpoint
+        self.data
+            + self.compute
+            + self.communication
+            + self.optimizer
+            + self.checkpoint
+            + self.validation
     }
 
     /// Adds those of another step.
@@ -79,6 +89,7 @@ impl StepTimes {
         self.communication += other.communication;
         self.optimizer += other.optimizer;
         self.checkpoint += other.checkpoint;
+        self.validation += other.validation;
     }
 }
 
@@ -257,6 +268,18 @@ impl Scores {
 }
 
 impl Scores {
+    /// The scores of a map of foreground of which only the whole is counted.
+    pub fn of_foreground(counts: &Confusion) -> Self {
+        Self {
+            iou: counts.iou(),
+            f1: counts.f1(),
+            precision: counts.precision(),
+            recall: counts.recall(),
+            prevalence: counts.prevalence(),
+            shore_iou: None,
+        }
+    }
+
     /// The scores of a map of several classes.
     pub fn of_classes(matrix: &ConfusionMatrix) -> Self {
         let background = matrix.of_class(0).prevalence();

@@ -17,7 +17,7 @@ use terrashard_layout::Stage;
 
 use crate::config::{Batch, Config, Device};
 use crate::error::{Error, Result};
-use crate::record::{Scores, StepRecord, TestRecord};
+use crate::record::{Scores, StepRecord, TestRecord, ValidationRecord};
 use crate::run_directory::{RunDirectory, replace};
 use page::Content;
 use panels::Panels;
@@ -43,6 +43,8 @@ pub struct Report {
     pub loss: Option<f64>,
     /// Median over steps.
     pub images_s: f64,
+    /// What the last validation on the way found, if there was one.
+    pub validation: Option<ValidationRecord>,
     /// What `test` measured, if it was run.
     pub test: Option<TestRecord>,
     /// The baseline's scores on the same pixels.
@@ -58,6 +60,7 @@ pub struct Report {
 pub fn write(run: &RunDirectory, out: &Path, prediction: Option<&Path>) -> Result<()> {
     let config = Config::load(&run.config(), &[])?;
     let (steps, sessions) = (run.steps()?, run.session_records()?);
+    let validations = run.validations()?;
     let test = match run.test().exists() {
         true => Some(TestRecord::read(&run.test())?),
         false => None,
@@ -92,6 +95,7 @@ pub fn write(run: &RunDirectory, out: &Path, prediction: Option<&Path>) -> Resul
         seconds: fit_seconds + test.as_ref().map_or(0.0, |test| test.seconds),
         loss: final_loss(&steps),
         images_s: median(steps.iter().map(|step| step.images_s).collect()),
+        validation: validations.last().cloned(),
         baseline: test.as_ref().and_then(|test| test.baseline.clone()),
         test,
     };
@@ -110,6 +114,7 @@ pub fn write(run: &RunDirectory, out: &Path, prediction: Option<&Path>) -> Resul
         samples: Batch::resolve(&config.train, ranks)?.global,
         report: &report,
         steps: &steps,
+        validations: &validations,
         sessions: &sessions,
         baseline_note: config.data.baseline_note.as_deref(),
         panels: &panels,

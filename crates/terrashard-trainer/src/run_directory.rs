@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `config.toml` | the effective configuration |
 //! | `metrics.jsonl` | one object per step, [`StepRecord`] |
+//! | `validation.jsonl` | one object per validation, [`ValidationRecord`] |
 //! | `events.out.tfevents.*` | the same for TensorBoard, a file for each call of `fit`, [`EventFile`](crate::record::EventFile) |
 //! | `sessions.jsonl` | one object per call of `fit`, [`SessionRecord`] |
 //! | `checkpoints/step-NNNNNN/` | sharded checkpoints; `checkpoints/latest` names the newest |
@@ -15,10 +16,11 @@ use std::fs::{self, File, TryLockError};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::error::{Error, Result};
-use crate::record::{SessionRecord, StepRecord};
+use crate::record::{SessionRecord, StepRecord, ValidationRecord};
 
 /// A run directory, there or to be made.
 #[derive(Debug, Clone)]
@@ -78,6 +80,11 @@ impl RunDirectory {
         self.root.join("metrics.jsonl")
     }
 
+    /// One object per validation.
+    pub fn validation(&self) -> PathBuf {
+        self.root.join("validation.jsonl")
+    }
+
     /// One object per call of `fit`.
     pub fn sessions(&self) -> PathBuf {
         self.root.join("sessions.jsonl")
@@ -112,16 +119,31 @@ impl RunDirectory {
         }
     }
 
+    /// The validations recorded so far.
+    ///
+    /// # Errors
+    /// [`Error::Read`], [`Error::Syntax`].
+    pub fn validations(&self) -> Result<Vec<ValidationRecord>> {
+        match self.validation().exists() {
+            true => lines(&self.validation()),
+            false => Ok(Vec::new()),
+        }
+    }
+
     /// Adds a call of `fit` to the record.
     ///
     /// # Errors
     /// [`Error::Write`].
     pub fn append_session(&self, record: &SessionRecord) -> Result<()> {
-        let path = self.sessions();
-        let line = serde_json::to_string(record).expect("a record is plain data");
-        let file = fs::OpenOptions::new().create(true).append(true).open(&path);
-        file.and_then(|mut file| writeln!(file, "{line}"))
-            .map_err(Error::write(&path))
+        append(&self.sessions(), record)
+    }
+
+    /// Adds a validation to the record.
+    ///
+    /// # Errors
+    /// [`Error::Write`].
+    pub fn append_validation(&self, record: &ValidationRecord) -> Result<()> {
+        append(&self.validation(), record)
     }
 
     /// Drops what was recorded after `step`: a run that goes on from there records it anew.
@@ -129,6 +151,12 @@ impl RunDirectory {
     /// # Errors
     /// [`Error::Read`], [`Error::Syntax`], [`Error::Write`].
     pub fn forget_after(&self, step: u64) -> Result<()> {
+        let validations = self.validations()?.into_iter();
+        let kept = validations.filter(|record| record.step <= step);
+        let kept: String = kept.map(|record| line(&record)).collect();
+        if self.validation().exists() {
+            replace(&self.validation(), kept.as_bytes())?;
+        }
         let path = self.metrics();
         if !path.exists() {
             return Ok(());
@@ -140,6 +168,18 @@ impl RunDirectory {
         let text: String = kept.map(|record| record.to_line()).collect();
         replace(&path, text.as_bytes())
     }
+}
+
+/// A record as one line.
+fn line(record: &impl Serialize) -> String {
+    serde_json::to_string(record).expect("a record is plain data") + "\n"
+}
+
+/// Adds a record to a file of them.
+fn append(path: &Path, record: &impl Serialize) -> Result<()> {
+    let file = fs::OpenOptions::new().create(true).append(true).open(path);
+    file.and_then(|mut file| file.write_all(line(record).as_bytes()))
+        .map_err(Error::write(path))
 }
 
 /// Writes a file as a whole: to a temporary one beside it, which then takes its place.

@@ -178,7 +178,8 @@ impl RankShards {
     }
 }
 
-struct Sharded<'a>(&'a ShardedParameters);
+/// A forward pass for test and prediction with the parameters that a rank has shards of.
+pub(crate) struct Sharded<'a>(pub(crate) &'a ShardedParameters);
 
 impl Scope for Sharded<'_> {
     fn block<M, const D: usize, const E: usize, F>(

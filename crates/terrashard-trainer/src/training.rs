@@ -19,16 +19,19 @@ mod settings;
 mod step_clock;
 mod stop;
 mod terms;
+mod told;
+mod validation;
 pub mod verification;
 
 pub use block_slots::BlockSlots;
 pub use resume::Partial;
 pub(crate) use same_training::same_scenes;
-pub(crate) use saving::TOOL;
+pub(crate) use saving::{TOOL, VALIDATION};
 pub(crate) use score::LOSS;
 pub(crate) use settings::parameter_groups;
 pub use stop::StopRequest;
 pub(crate) use terms::Terms;
+pub(crate) use validation::METRICS;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -36,7 +39,7 @@ use std::time::Instant;
 
 use terrashard_collectives::local::{self, LocalCommunicator, RunError};
 use terrashard_data::Chips;
-use terrashard_layout::{BatchShape, Offload, RankBytes, SampleOrder, Stage, Window};
+use terrashard_layout::{BatchShape, Offload, RankBytes, SampleOrder, ShardTable, Stage, Window};
 
 use crate::config::{Batch, Config, Device, Length};
 use crate::console::tell;
@@ -45,12 +48,13 @@ use crate::error::{Error, Result};
 use crate::planning::dry_run::Footprint;
 use crate::planning::{self, PlanOptions};
 use crate::process_memory::{peak_rss_bytes, resident_bytes};
-use crate::record::{Display, HeldBytes, MeasuredPeak, SessionRecord};
+use crate::record::{Display, HeldBytes, MeasuredPeak, SessionRecord, counted};
 use crate::run_directory::{RunDirectory, replace};
 pub(crate) use crew::Crew;
 use initial::InitialValues;
 use resume::{Found, Start};
 use terrashard_zero::Precision;
+use validation::Validation;
 
 /// What `fit` needs beside the configuration.
 #[derive(Debug, Clone)]
@@ -99,6 +103,8 @@ struct Plan<'a> {
     precision: Precision,
     batch: Batch,
     chips: Arc<Chips>,
+    /// What the model is measured on between steps.
+    validation: Option<Validation>,
     order: SampleOrder,
     start: Start,
     /// Steps of the whole run, which the schedule spreads over.
@@ -110,6 +116,12 @@ struct Plan<'a> {
 }
 
 impl Plan<'_> {
+    /// The cursors before and after `step`.
+    fn cursors(&self, step: u64) -> [u64; 2] {
+        let samples = self.window(step).samples();
+        [samples.start, samples.end]
+    }
+
     /// The samples of `step`, counted from 1. That after the last step is empty where the stream ends there.
     fn window(&self, step: u64) -> Window {
         let taken = (step - 1 - self.start.step()) * self.batch.global as u64;
@@ -120,6 +132,21 @@ impl Plan<'_> {
 
     fn shape(&self) -> BatchShape {
         self.batch.shape()
+    }
+
+    /// What a run says at its start.
+    fn opening(&self, ranks: usize, table: &ShardTable) -> String {
+        let parameters: usize = table.rows().iter().map(|row| row.numel()).sum();
+        let begins = format!(
+            "training {parameters} parameters on {}, {} at stage {}",
+            counted(self.chips.len(), "sample"),
+            counted(ranks, "rank"),
+            self.config.zero.stage
+        );
+        match self.start.resumed_from() {
+            Some(step) => format!("{begins}, resumed from step {step}"),
+            None => begins,
+        }
     }
 }
 
@@ -140,7 +167,7 @@ pub fn fit(config: &Config, options: &FitOptions) -> Result<Fitted> {
     options.device.limit_memory(config.zero.device_memory)?;
     let crew = Crew::gather(options.device)?;
     let ranks = crew.count(config.zero.ranks, options.device)?;
-    let chips = samples(config, ranks)?;
+    let (chips, validation) = samples(config, ranks)?;
     let batch = Batch::resolve(&config.train, ranks)?;
     let Found { start, warnings } = Start::find(
         config,
@@ -182,6 +209,7 @@ pub fn fit(config: &Config, options: &FitOptions) -> Result<Fitted> {
         batch,
         order: SampleOrder::new(chips.len(), config.train.seed)?,
         chips,
+        validation,
         steps,
         end,
         last_step,
@@ -248,8 +276,8 @@ pub fn fit(config: &Config, options: &FitOptions) -> Result<Fitted> {
     Ok(Fitted::Trained(Box::new(record)))
 }
 
-/// The samples of a configuration, for this many ranks.
-fn samples(config: &Config, ranks: usize) -> Result<Arc<Chips>> {
+/// The samples of a configuration, for this many ranks, and what the model is measured on meanwhile.
+fn samples(config: &Config, ranks: usize) -> Result<(Arc<Chips>, Option<Validation>)> {
     settings::check_model(config)?;
     let dataset = match config.model.superres {
         true => Dataset::open_with_targets(config)?,
@@ -262,7 +290,8 @@ fn samples(config: &Config, ranks: usize) -> Result<Arc<Chips>> {
             ranks,
         });
     }
-    Ok(Arc::new(chips))
+    let validation = Validation::of(config, &dataset, chips.len())?;
+    Ok((Arc::new(chips), validation))
 }
 
 /// Runs a body on each rank; the error is that of the rank that failed first.

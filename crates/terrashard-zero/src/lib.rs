@@ -23,6 +23,7 @@
     expect(deprecated, reason = "the macro names burn's LibTorch backend itself")
 )]
 mod anchor;
+mod averages;
 mod block;
 mod bucket_updates;
 mod config;

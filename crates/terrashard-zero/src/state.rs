@@ -214,7 +214,7 @@ impl ZeroOptimizer {
     }
 
     /// A state of a bucket in the stage's extent.
-    fn bucket_state(&self, index: usize, kind: StateKind) -> Option<Tensor<1>> {
+    pub(crate) fn bucket_state(&self, index: usize, kind: StateKind) -> Option<Tensor<1>> {
         let core = &self.parameters.0;
         self.states[index].state(kind, || core.bucket_parameter(index))
     }

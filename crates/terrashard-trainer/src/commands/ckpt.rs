@@ -83,8 +83,8 @@ pub(super) fn run(command: CkptCommand) -> Result<()> {
 
 fn listing_table(listing: &Listing) -> String {
     let mut lines = vec![format!(
-        "{:<14}{:>6}{:>9}{:>16}{:>14}",
-        "checkpoint", "ranks", "tensors", "bytes", "score"
+        "{:<14}{:>6}{:>9}{:>16}{:>14}{:>9}",
+        "checkpoint", "ranks", "tensors", "bytes", "score", "iou"
     )];
     for each in &listing.checkpoints {
         let name = format!("step-{:06}", each.step);
@@ -92,11 +92,12 @@ fn listing_table(listing: &Listing) -> String {
         lines.push(match &each.fault {
             Some(fault) => format!("{name:<14}damaged: {fault}"),
             None => format!(
-                "{name:<14}{:>6}{:>9}{:>16}{:>14}{}",
+                "{name:<14}{:>6}{:>9}{:>16}{:>14}{:>9}{}",
                 number(each.ranks.map(|ranks| ranks.to_string())),
                 number(each.tensors.map(|tensors| tensors.to_string())),
                 number(each.bytes.map(|bytes| bytes.to_string())),
                 number(each.score.map(|score| format!("{score:.6}"))),
+                number(each.iou.map(|iou| format!("{iou:.4}"))),
                 match listing.in_force == Some(each.step) {
                     true => "  latest",
                     false => "",

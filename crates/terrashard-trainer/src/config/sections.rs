@@ -35,7 +35,7 @@ pub struct DataSection {
     /// Images with their labels.
     pub scenes: Vec<SceneEntry>,
     /// An index of chips that `terrashard chip` has cut, to train on its chips for training and test on those for test, in place of
-    /// `train`, `test` and `stride`; it names the scenes. Default: none.
+    /// `train`, `validation`, `test` and `stride`; it names the scenes. Default: none.
     pub chips: Option<PathBuf>,
     /// The bands of the images in the order of the model's channels, by name or by number
     /// from 1. Default: B02, B03, B04, B08, B11, B12.
@@ -51,6 +51,13 @@ pub struct DataSection {
     /// Part of each scene to train on. Default: `west`.
     #[serde(deserialize_with = "region")]
     pub train: Region,
+    /// Part of each scene that the model is measured on while it is trained, apart from the other two; with `chips`, the index
+    /// has them. Default: none.
+    #[serde(
+        deserialize_with = "some_region",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub validation: Option<Region>,
     /// Part of each scene to test on. Default: `east`.
     #[serde(deserialize_with = "region")]
     pub test: Region,
@@ -89,6 +96,7 @@ impl Default for DataSection {
             medians: None,
             highres: HighresSection::default(),
             train: Region::West,
+            validation: None,
             test: Region::East,
             chip: 64,
             stride: 32,
@@ -102,6 +110,10 @@ impl Default for DataSection {
             baseline_note: None,
         }
     }
+}
+
+fn some_region<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Region>, D::Error> {
+    region(deserializer).map(Some)
 }
 
 /// A region, with all its forms in the message where it is none of them.
@@ -179,7 +191,8 @@ pub struct CheckpointSection {
     pub keep_last: usize,
     /// The best checkpoints that are kept beside those. Default: 0.
     pub keep_best: usize,
-    /// What makes one the best: the least mean of `loss`, or of one of its terms, over the steps since the one before. Default: `loss`.
+    /// What makes one the best: the least mean of `loss`, or of one of its terms, over the steps since the one before; or, with
+    /// validation, the most `iou`, `f1`, `precision` or `recall` there, for which each checkpoint is measured. Default: `loss`.
     pub best_by: String,
     /// Whether steps go on while a checkpoint is written from a copy in host memory. Default: `true`.
     #[serde(rename = "async")]

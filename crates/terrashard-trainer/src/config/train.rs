@@ -16,6 +16,9 @@ pub struct TrainSection {
     pub steps: Option<u64>,
     /// In place of `steps`: how often each sample is taken. The last step may have fewer samples than the others.
     pub epochs: Option<u64>,
+    /// Steps between two validations, where there is a part for it; there is one at the end in any case. Default: one after each
+    /// epoch where `epochs` is given, else at the end only.
+    pub validate_every: Option<u64>,
     /// Samples of one forward pass on one rank; with the next two, any two give the third.
     pub micro_batch: Option<usize>,
     /// Samples of one step over all ranks.
@@ -79,6 +82,7 @@ impl Default for TrainSection {
         Self {
             steps: None,
             epochs: None,
+            validate_every: None,
             micro_batch: None,
             global_batch: None,
             accumulate: None,

@@ -9,7 +9,7 @@ use super::train::{GroupEntry, Length, NonFinite, OptimizerRule, Schedule, Train
 use super::zero::{Ranks, RecomputeChoice, ZeroSection};
 use super::{Band, Config, DataSection};
 use crate::error::{Error, Result};
-use crate::training::Terms;
+use crate::training::{METRICS, Terms};
 
 /// The largest height and width of samples and windows in pixels of the image: a map of 20480 pixels squared at 2 m, far
 /// above what a model is given at once.
@@ -69,15 +69,34 @@ impl Config {
             "at most a day, 86400",
         )?;
         at_least_one("checkpoint.keep_last", self.checkpoint.keep_last as u64)?;
-        let metrics = Terms::metrics(self);
-        let best_by = self.checkpoint.best_by.as_str();
-        check(
-            metrics.contains(&best_by),
-            "checkpoint.best_by",
-            best_by,
-            metrics.join(" or "),
-        )
+        validation(self)
     }
+}
+
+/// Of how often and by what a model is measured while it is trained.
+fn validation(config: &Config) -> Result<()> {
+    let data = &config.data;
+    // Whether an index of chips has some for validation is seen when it is read.
+    let measured = data.validation.is_some() || data.chips.is_some();
+    if let Some(every) = config.train.validate_every {
+        at_least_one("train.validate_every", every)?;
+        only_with(!measured, "train.validate_every", "`data.validation`")?;
+    }
+    let best_by = config.checkpoint.best_by.as_str();
+    let mut metrics = Terms::metrics(config);
+    if measured {
+        metrics.extend(METRICS);
+    }
+    let beside = match measured {
+        true => String::new(),
+        false => format!("; with `data.validation` also {}", METRICS.join(", ")),
+    };
+    check(
+        metrics.contains(&best_by),
+        "checkpoint.best_by",
+        best_by,
+        metrics.join(" or ") + &beside,
+    )
 }
 
 fn check(fits: bool, key: &str, got: impl ToString, expected: impl Into<String>) -> Result<()> {

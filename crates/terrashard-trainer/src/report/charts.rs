@@ -82,8 +82,8 @@ impl Axis {
     }
 }
 
-/// Lines over steps with axes; `mark` is a step with a note, drawn as a dashed upright.
-pub(super) fn lines(lines: &[Line], mark: Option<(f64, String)>) -> String {
+/// Lines over steps with axes, of `what`; `mark` is a step with a note, drawn as a dashed upright.
+pub(super) fn lines(what: &str, lines: &[Line], mark: Option<(f64, String)>) -> String {
     let (width, height) = (920.0, 312.0);
     let frame = Frame {
         left: 66.0,
@@ -102,7 +102,7 @@ pub(super) fn lines(lines: &[Line], mark: Option<(f64, String)>) -> String {
     let x = |step: f64| frame.left + (frame.right - frame.left) * (step - first) / (last - first);
     let y = |value: f64| frame.bottom - (frame.bottom - frame.top) * axis.place(value);
 
-    let mut svg = open(width, height, "Loss over steps");
+    let mut svg = open(width, height, &format!("{what} over steps"));
     for tick in axis.ticks() {
         let at = y(tick);
         let _ = write!(
@@ -130,10 +130,11 @@ pub(super) fn lines(lines: &[Line], mark: Option<(f64, String)>) -> String {
     );
     let _ = write!(
         svg,
-        r#"<text class="tick" x="{:.1}" y="{:.1}" text-anchor="middle">step</text><text class="tick" transform="translate(12 {:.1}) rotate(-90)" text-anchor="middle">loss</text>"#,
+        r#"<text class="tick" x="{:.1}" y="{:.1}" text-anchor="middle">step</text><text class="tick" transform="translate(12 {:.1}) rotate(-90)" text-anchor="middle">{}</text>"#,
         middle.0,
         height - 6.0,
-        middle.1
+        middle.1,
+        escape(what)
     );
     if let Some((step, note)) = mark {
         let (at, flip) = (x(step), step > 0.8 * last);
@@ -298,7 +299,7 @@ mod tests {
             points: vec![(0.0, 0.0), (10.0, 1.0)],
             class: "loss",
         };
-        let svg = lines(&[line], None);
+        let svg = lines("loss", &[line], None);
         // Bottom left to 5 % below the top right of the frame.
         assert!(svg.contains(r#"d="M66.0 266.0L904.0 26.0""#), "{svg}");
     }

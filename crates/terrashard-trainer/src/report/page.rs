@@ -3,7 +3,7 @@
 use super::charts::{self, Line, escape};
 use super::panels::{Panel, Panels};
 use super::{Report, memory, scores, shore, times};
-use crate::record::{SessionRecord, StepRecord, clock};
+use crate::record::{SessionRecord, StepRecord, ValidationRecord, clock};
 
 const STYLE: &str = include_str!("page.css");
 
@@ -16,6 +16,8 @@ pub(super) struct Content<'a> {
     pub report: &'a Report,
     /// The recorded steps.
     pub steps: &'a [StepRecord],
+    /// The validations on the way.
+    pub validations: &'a [ValidationRecord],
     /// The calls of `fit`.
     pub sessions: &'a [SessionRecord],
     /// Samples of a step over all ranks.
@@ -34,6 +36,7 @@ pub(super) fn render(content: &Content<'_>) -> String {
     let sections = [
         figures(content),
         loss(content),
+        validation(content),
         scores::section(content),
         pictures(
             "Scene",
@@ -112,6 +115,16 @@ fn figures(content: &Content<'_>) -> String {
             cells.push(("IoU near the shore", score(shore), note));
         }
     }
+    if let Some(last) = content.validations.last()
+        && let Some(iou) = last.scores.iou
+    {
+        let note = format!(
+            "{} valid pixels, step {}",
+            grouped(last.valid_pixels),
+            last.step
+        );
+        cells.push(("validation IoU", score(iou), note));
+    }
     if let Some(loss) = content.report.loss {
         cells.push((
             "loss",
@@ -170,7 +183,37 @@ fn loss(content: &Content<'_>) -> String {
         .map(|step| (step as f64, format!("resumed after step {step}")));
     format!(
         "<section><h2>Loss</h2><figure><div class=\"scroll\">{}</div><figcaption>Each step (thin) and the mean of the 21 steps around it (bold; fewer at both ends).</figcaption></figure></section>\n",
-        charts::lines(&lines, mark)
+        charts::lines("loss", &lines, mark)
+    )
+}
+
+/// The curves of what was measured on the way, from two points on.
+fn validation(content: &Content<'_>) -> String {
+    let curve = |metric: fn(&ValidationRecord) -> Option<f64>| -> Vec<(f64, f64)> {
+        let records = content.validations.iter();
+        let points = records.map(|record| Some((record.step as f64, metric(record)?)));
+        points.flatten().collect()
+    };
+    let lines = [
+        Line {
+            points: curve(|record| record.scores.f1),
+            class: "loss-raw",
+        },
+        Line {
+            points: curve(|record| record.scores.iou),
+            class: "loss",
+        },
+    ];
+    if lines[1].points.len() < 2 {
+        return String::new();
+    }
+    let averages = match content.validations.iter().any(|record| record.averages) {
+        true => " Of the moving averages of the parameters.",
+        false => "",
+    };
+    format!(
+        "<section><h2>Validation</h2><figure><div class=\"scroll\">{}</div><figcaption>IoU (bold) and F1 (thin) on the part for validation, each window by itself.{averages}</figcaption></figure></section>\n",
+        charts::lines("IoU", &lines, None)
     )
 }
 

@@ -14,6 +14,7 @@ pub(super) fn section(session: &SessionRecord) -> String {
         communication,
         optimizer,
         checkpoint,
+        validation,
     } = session.times;
     let rows = [
         ("Forward and backward", compute),
@@ -21,6 +22,7 @@ pub(super) fn section(session: &SessionRecord) -> String {
         ("Update", optimizer),
         ("Waiting for batches", data),
         ("Saving", checkpoint),
+        ("Validation", validation),
     ];
     let rows: String = rows
         .iter()

@@ -67,6 +67,16 @@ impl Feed {
     }
 }
 
+/// The type of the computation.
+pub(super) fn element(precision: Precision) -> DType {
+    match precision {
+        Precision::F32 => DType::F32,
+        Precision::F64 => DType::F64,
+        Precision::Bf16 => DType::BF16,
+        Precision::F16 => DType::F16,
+    }
+}
+
 impl Destination {
     fn take(&self, batch: Batch) -> Fed {
         let Batch {
@@ -80,12 +90,7 @@ impl Destination {
             ids,
             ..
         } = batch;
-        let element = match self.precision {
-            Precision::F32 => DType::F32,
-            Precision::F64 => DType::F64,
-            Precision::Bf16 => DType::BF16,
-            Precision::F16 => DType::F16,
-        };
+        let element = element(self.precision);
         let data = TensorData::new(images, [samples, bands, side, side]);
         let fine = side * scale;
         Fed {

@@ -12,7 +12,7 @@ use terrashard_ops::Masks;
 use terrashard_zero::{Initial, Origin, StepOutcome, ZeroOptimizer, declared};
 
 use super::divergence::{chips, diverged};
-use super::feed::{Destination, Fed, Feed};
+use super::feed::{Destination, Fed, Feed, element};
 use super::initial::InitialValues;
 use super::metered_communicator::MeteredCommunicator;
 use super::saving::{Saves, Standing, Urgency};
@@ -20,11 +20,13 @@ use super::scope::Training;
 use super::settings::zero_config;
 use super::step_clock::{Phase, StepClock};
 use super::terms::Terms;
+use super::told::Told;
+use super::validation::{Made, Validation};
 use super::{Plan, running_statistics};
 use crate::console::tell;
 use crate::error::{Error, Result};
 use crate::record::{
-    Display, EventFile, HeldBytes, Metrics, Progress, SentBytes, StepRecord, StepTimes, counted,
+    Display, EventFile, HeldBytes, Metrics, Progress, SentBytes, StepRecord, StepTimes,
 };
 use crate::schedule::learning_rate;
 
@@ -53,31 +55,6 @@ pub(super) struct Outcome {
     pub stopped_by: Option<String>,
     /// The most that tensors held on this rank's GPU; none on the processor.
     pub device_peak: Option<u64>,
-}
-
-/// Sums over all ranks that travel with a step's.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub(super) struct Told {
-    /// Ranks that were asked to stop.
-    stop: f64,
-    /// How far they are with the save that is under way.
-    saving: Standing,
-}
-
-impl Told {
-    const COUNT: usize = 3;
-
-    fn own(self) -> [f64; Self::COUNT] {
-        [self.stop, self.saving.done, self.saving.failed]
-    }
-
-    fn of(sums: &[f64]) -> Self {
-        let (done, failed) = (sums[1], sums[2]);
-        Self {
-            stop: sums[0],
-            saving: Standing { done, failed },
-        }
-    }
 }
 
 /// Trains from the plan's start to its last step.
@@ -184,7 +161,7 @@ impl<'a> Rank<'a> {
                 let every = Duration::from_secs_f64(config.log.seconds);
                 let progress =
                     Progress::new(plan.display, "step", plan.start.step(), plan.steps, every);
-                progress.say(&opening(plan, communicator.ranks(), optimizer.table()));
+                progress.say(&plan.opening(communicator.ranks(), optimizer.table()));
                 origin.iter().for_each(|origin| progress.say(origin));
                 let metrics = Metrics::open(run)?;
                 let metrics = match config.log.tensorboard {
@@ -227,11 +204,22 @@ impl<'a> Rank<'a> {
                     .unwrap_or("a signal to another rank");
                 stopped_by = Some(signal.to_owned());
             }
-            if step == self.plan.last_step || stopped_by.is_some() {
+            let is_last = step == self.plan.last_step;
+            let is_saved = is_last || (every > 0 && step.is_multiple_of(every));
+            // Who asked for an end has little time.
+            if stopped_by.is_none() {
+                self.validate(Made {
+                    step,
+                    cursors: self.plan.cursors(step),
+                    is_last,
+                    is_saved,
+                })?;
+            }
+            if is_last || stopped_by.is_some() {
                 self.save(step, Urgency::Now)?;
                 break;
             }
-            if every > 0 && step.is_multiple_of(every) {
+            if is_saved {
                 self.save(step, Urgency::Later)?;
             }
         }
@@ -249,6 +237,32 @@ impl<'a> Rank<'a> {
             stopped_by,
             device_peak: self.plan.device.peak_bytes(self.gpu),
         })
+    }
+
+    /// Measures the model where it is time to, and tells. The training goes on as if nothing had been measured.
+    fn validate(&mut self, made: Made) -> Result<()> {
+        let plan = self.plan;
+        let due = |validation: &&Validation| plan.run.is_some() && validation.is_due(made);
+        let Some(validation) = plan.validation.as_ref().filter(due) else {
+            return Ok(());
+        };
+        let (optimizer, model) = (&self.optimizer, &self.model);
+        let on = (&self.device, element(plan.precision));
+        let record = self.clock.measure(Phase::Validation, || {
+            let own = model.buffers();
+            running_statistics::settle(model, optimizer, plan.config.train.batch_norm)?;
+            let record = validation.run(made.step, optimizer, model, on);
+            model.load_buffers(&own)?;
+            record
+        })?;
+        if let (Some((_, progress)), Some(run)) = (&self.told, plan.run) {
+            run.append_validation(&record)?;
+            progress.say(&record.told());
+        }
+        if let Some(saves) = &mut self.saves {
+            saves.validated = Some(record);
+        }
+        Ok(())
     }
 
     fn save(&mut self, step: u64, urgency: Urgency) -> Result<()> {
@@ -467,20 +481,5 @@ impl<'a> Rank<'a> {
         if held.total() > self.held.total() {
             self.held = held;
         }
-    }
-}
-
-/// What a run says at its start.
-fn opening(plan: &Plan<'_>, ranks: usize, table: &ShardTable) -> String {
-    let parameters: usize = table.rows().iter().map(|row| row.numel()).sum();
-    let begins = format!(
-        "training {parameters} parameters on {}, {} at stage {}",
-        counted(plan.chips.len(), "sample"),
-        counted(ranks, "rank"),
-        plan.config.zero.stage
-    );
-    match plan.start.resumed_from() {
-        Some(step) => format!("{begins}, resumed from step {step}"),
-        None => begins,
     }
 }

@@ -9,7 +9,8 @@ use toml::{Table, Value};
 use crate::config::{Config, SceneEntry};
 
 /// Keys of `[data]` that no training step reads.
-const FREE: [&str; 6] = [
+const FREE: [&str; 7] = [
+    "validation",
     "test",
     "tile",
     "overlap",

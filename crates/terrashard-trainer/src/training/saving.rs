@@ -14,8 +14,10 @@ use terrashard_zero::{Progress, StateKind, StatePiece, ZeroOptimizer};
 
 use super::Plan;
 use super::score::Score;
+use super::validation::{METRICS, distance};
 use crate::config::OnFailure;
 use crate::error::{Error, Result};
+use crate::record::ValidationRecord;
 use crate::run_directory::RunDirectory;
 use crate::trained_model::THRESHOLD;
 
@@ -30,6 +32,9 @@ pub(super) const SKIPPED_IN_A_ROW: &str = "skipped_in_a_row";
 pub(super) const LOSS_SCALE: &str = "loss_scale";
 /// Steps applied since the scale changed.
 pub(super) const STEADY_STEPS: &str = "steady_steps";
+
+/// What a validation said of the model.
+pub(crate) const VALIDATION: &str = "validation";
 
 /// When a save has to have ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,8 +60,10 @@ pub(super) struct Saves<'a> {
     plan: &'a Plan<'a>,
     run: &'a RunDirectory,
     under_way: Option<Save>,
-    /// How good the model is that is saved next.
+    /// How good the model is that is saved next, by its loss.
     pub(super) score: Score,
+    /// The last validation, if it was of the model as it is.
+    pub(super) validated: Option<ValidationRecord>,
     /// What went wrong, to be told.
     warnings: Vec<String>,
 }
@@ -128,6 +135,7 @@ impl<'a> Saves<'a> {
             run,
             under_way: None,
             score: Score::default(),
+            validated: None,
             warnings: Vec::new(),
         }
     }
@@ -151,7 +159,7 @@ impl<'a> Saves<'a> {
         let work = Work::of(saver.prepare());
         self.under_way = Some(Save {
             saver,
-            state: state(self.plan, step, optimizer.progress(), self.score.take()),
+            state: self.state(step, optimizer.progress()),
             part: Part::Prepare,
             work,
             urgency,
@@ -165,6 +173,20 @@ impl<'a> Saves<'a> {
             (true, Urgency::Later) => Ok(()),
             _ => self.settle(optimizer),
         }
+    }
+
+    fn state(&mut self, step: u64, progress: Progress) -> State {
+        let best_by = self.plan.config.checkpoint.best_by.as_str();
+        let validated = self.validated.take().filter(|record| record.step == step);
+        let score = match &validated {
+            Some(record) if METRICS.contains(&best_by) => distance(record, best_by),
+            _ => self.score.take(),
+        };
+        let mut state = state(self.plan, step, progress, score);
+        if let Some(record) = validated {
+            state.values.insert(VALIDATION.into(), json!(record));
+        }
+        state
     }
 
     /// How far this rank is, without waiting for anything.

@@ -17,6 +17,8 @@ pub(super) enum Phase {
     Optimizer,
     /// Saving.
     Checkpoint,
+    /// Measuring the model.
+    Validation,
 }
 
 /// Measures the phases of a rank; the time in which the rank waits for others counts as communication
@@ -59,6 +61,7 @@ impl StepClock {
             Phase::Compute => &mut times.compute,
             Phase::Optimizer => &mut times.optimizer,
             Phase::Checkpoint => &mut times.checkpoint,
+            Phase::Validation => &mut times.validation,
         };
         *phase += own;
         times.communication += waited;

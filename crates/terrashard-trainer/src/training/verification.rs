@@ -68,7 +68,7 @@ pub fn verify(config: &Config, device: Device, steps: u64) -> Result<Verificatio
         return Err(Error::invalid("--steps", 0, "at least 1"));
     }
     let ranks = config.zero.ranks.count(device);
-    let chips = samples(config, ranks)?;
+    let (chips, _) = samples(config, ranks)?;
     let batch = Batch::resolve(&config.train, ranks)?;
     let (reference_ranks, reference_batch) = reference(config, ranks, batch);
     let plain = Config {
@@ -176,6 +176,7 @@ fn train(
     to: &SyncSender<Tensors>,
 ) -> Result<u64> {
     let plan = Plan {
+        validation: None,
         config,
         run: None,
         device,

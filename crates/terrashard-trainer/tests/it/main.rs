@@ -27,3 +27,4 @@ mod scenario;
 mod scenes;
 mod settings;
 mod shell;
+mod validation;

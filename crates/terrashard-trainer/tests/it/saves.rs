@@ -11,7 +11,7 @@ use terrashard_checkpoint::{Checkpoint, steps};
 use crate::scenario::Scenario;
 
 /// Files of a step's folder with their contents, without the manifest, whose configuration may differ.
-fn tensors(scenario: &Scenario, run: &str, step: u64) -> Vec<(String, Vec<u8>)> {
+pub(crate) fn tensors(scenario: &Scenario, run: &str, step: u64) -> Vec<(String, Vec<u8>)> {
     let folder = scenario.run(run).checkpoints();
     let folder = terrashard_checkpoint::step_folder(folder, step);
     let mut files: Vec<(String, Vec<u8>)> = fs::read_dir(folder)
