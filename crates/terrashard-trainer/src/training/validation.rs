@@ -220,6 +220,8 @@ impl Share {
         if !patch.valid.contains(&true) {
             return Ok(false);
         }
+        // Before the model runs: after an error it has not.
+        let labels = scene.labels(*counted)?;
         let shape = [1, scene.bands(), window.height, window.width];
         let image = Tensor::<4>::from_data(TensorData::new(patch.values, shape), on);
         let logits = model.forward(image, scope).segmentation.pixels();
@@ -243,7 +245,6 @@ impl Share {
         let Samples::U8(classes) = block.classes(THRESHOLD as f32)?.into_samples() else {
             unreachable!("classes are bytes")
         };
-        let labels = scene.labels(*counted)?;
         let (fine, part) = (window.scaled(scene.scale()), counted.scaled(scene.scale()));
         let mut predicted = Vec::with_capacity(labels.len());
         for row in part.row - fine.row..part.row_end() - fine.row {

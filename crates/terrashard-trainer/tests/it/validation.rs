@@ -162,7 +162,7 @@ fn the_averages_are_measured_where_they_are_kept() {
         ];
         let settings = [&settings[..], &[&*of_ranks, &*of_stage], &PARTS].concat();
         scenario.fit(&run, None, &settings);
-        let export = ["export", &*run, "ema.safetensors", "--ema"];
+        let export = ["export", &*run, "-o", "ema.safetensors", "--ema"];
         let exported = scenario.terrashard(&export);
         assert!(exported.status.success(), "{exported:?}");
         let found = validated(&scenario, &run).pop().unwrap();
