@@ -227,10 +227,15 @@ pub fn superfluous(root: impl AsRef<Path>, keep: Keep) -> Result<Vec<u64>> {
     if keep.best == 0 {
         return Ok(old);
     }
+    let metric = scored(root, newest).and_then(|(_, by)| by);
+    let same = |by: &Option<String>| by.is_none() || metric.is_none() || *by == metric;
     let mut scores: Vec<(f64, u64)> = old
         .iter()
         .chain(&last)
-        .filter_map(|&step| Some((score(root, step)?, step)))
+        .filter_map(|&step| {
+            let (score, by) = scored(root, step)?;
+            Some((score.filter(|_| same(&by))?, step))
+        })
         .collect();
     // Of equal ones the newer is the better.
     scores.sort_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)));
@@ -239,10 +244,11 @@ pub fn superfluous(root: impl AsRef<Path>, keep: Keep) -> Result<Vec<u64>> {
     Ok(old)
 }
 
-/// A step's score; none where it cannot be read, which is no reason to keep it.
-fn score(root: &Path, step: u64) -> Option<f64> {
+/// A step's score and by what it is; none where it cannot be read, which is no reason to keep it.
+fn scored(root: &Path, step: u64) -> Option<(Option<f64>, Option<String>)> {
     let path = StepFolder::new(root, step).find()?.join(MANIFEST);
-    Manifest::read(&path).ok()?.state(&path).ok()?.score
+    let state = Manifest::read(&path).ok()?.state(&path).ok()?;
+    Some((state.score, state.scored_by))
 }
 
 /// Removes old checkpoints from a `checkpoints` folder: of those up to the one in force, the newest and the best
@@ -369,23 +375,29 @@ mod tests {
         check("step-000003", 9, &[]);
     }
 
+    /// Saves steps with these scores, and by what they are.
+    fn scored_steps(root: &Path, scores: &[(Option<f64>, Option<&str>)]) {
+        for (step, (score, scored_by)) in (1..).zip(scores) {
+            let saver = Saver::create(root, step, 0, 1).unwrap();
+            saver.prepare().unwrap();
+            saver.write(&[]).unwrap();
+            let state = State {
+                step,
+                score: *score,
+                scored_by: scored_by.map(str::to_owned),
+                ..State::default()
+            };
+            saver.publish(&state).unwrap();
+        }
+    }
+
     #[test]
     fn the_best_stay_beside_the_newest() {
         let check = |scores: &[Option<f64>], keep: Keep, kept: &[u64]| {
             let folder = tempfile::tempdir().unwrap();
             let root = folder.path();
-            for (step, score) in (1..).zip(scores) {
-                let saver = Saver::create(root, step, 0, 1).unwrap();
-                saver.prepare().unwrap();
-                saver.write(&[]).unwrap();
-                let score = *score;
-                let state = State {
-                    step,
-                    score,
-                    ..State::default()
-                };
-                saver.publish(&state).unwrap();
-            }
+            let scores: Vec<_> = scores.iter().map(|score| (*score, None)).collect();
+            scored_steps(root, &scores);
             prune(root, keep).unwrap();
             assert_eq!(steps(root).unwrap(), kept, "{scores:?} {keep:?}");
         };
@@ -401,6 +413,23 @@ mod tests {
             Keep { last: 1, best: 1 },
             &[1, 2],
         );
+    }
+
+    #[test]
+    fn scores_by_another_metric_are_not_compared() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
+        let (loss, iou) = (Some("loss"), Some("iou"));
+        let scores = [
+            (Some(0.01), loss),
+            (Some(0.02), None),
+            (Some(0.2), iou),
+            (Some(0.1), iou),
+            (Some(0.3), iou),
+        ];
+        scored_steps(root, &scores);
+        prune(root, Keep { last: 1, best: 2 }).unwrap();
+        assert_eq!(steps(root).unwrap(), [2, 4, 5]);
     }
 
     #[test]

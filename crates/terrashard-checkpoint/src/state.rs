@@ -25,6 +25,9 @@ pub struct State {
     /// How good the model is, where the run ranks its checkpoints by a metric: the least is the best.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub score: Option<f64>,
+    /// What that metric is called: scores are compared with those of the same one, or of none that is told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scored_by: Option<String>,
     /// Whatever else the trainer needs back: bands and scaling, loss scale.
     #[serde(default)]
     pub values: Map<String, Value>,

@@ -116,6 +116,7 @@ pub(crate) fn state(step: u64) -> State {
         tool: "terrashard 0.1.0".into(),
         values: values.as_object().unwrap().clone(),
         score: Some(0.1 + 0.2),
+        scored_by: Some("iou".into()),
     }
 }
 

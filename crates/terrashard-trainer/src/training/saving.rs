@@ -390,6 +390,7 @@ fn state(plan: &Plan<'_>, step: u64, progress: Progress, score: Option<f64>) -> 
         config: plan.config.to_toml(),
         tool: TOOL.into(),
         score,
+        scored_by: Some(plan.config.checkpoint.best_by.clone()),
         values: values
             .map(|(name, value)| (name.to_string(), value))
             .into_iter()
