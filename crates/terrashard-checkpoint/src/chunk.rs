@@ -131,7 +131,7 @@ impl Extent<'_> {
         let parts = Mutex::new(Parts { start, rest: out });
         let help = || match File::open(&self.path) {
             Ok(mut file) => self.read_parts(&mut file, &parts),
-            Err(error) => Err((start, io("open", &self.path)(error))),
+            Err(error) => Some((start, io("open", &self.path)(error))),
         };
         let first = thread::scope(|scope| {
             let helpers: Vec<_> = (0..helpers).map(|_| scope.spawn(help)).collect();
@@ -141,24 +141,24 @@ impl Extent<'_> {
                     .join()
                     .expect("reading into memory that is there does not panic")
             });
-            let failed = helped.chain([own]).filter_map(Result::err);
+            let failed = helped.chain([own]).flatten();
             failed.min_by_key(|(start, _)| *start)
         });
         first.map_or(Ok(()), |(_, error)| Err(error))
     }
 
-    /// Reads parts until none is left. The error is with the start of the part that it is of.
-    fn read_parts(&self, file: &mut File, parts: &Mutex<Parts<'_>>) -> Result<(), (usize, Error)> {
+    /// Reads parts until none is left, or one fails: which, by its start, and why.
+    fn read_parts(&self, file: &mut File, parts: &Mutex<Parts<'_>>) -> Option<(usize, Error)> {
         let mut partial = Vec::new();
         let next = || parts.lock().unwrap_or_else(PoisonError::into_inner).next();
         while let Some((start, part)) = next() {
             if let Err(error) = self.read_part(file, start, part, &mut partial) {
                 // Nobody takes another. Those before it were taken before it, and are read to their end.
                 parts.lock().unwrap_or_else(PoisonError::into_inner).rest = &mut [];
-                return Err((start, error));
+                return Some((start, error));
             }
         }
-        Ok(())
+        None
     }
 
     /// Reads a part of one chunk.
