@@ -460,4 +460,14 @@ impl Metrics {
             .as_mut()
             .map_or(Ok(()), |events| events.append(record))
     }
+
+    /// Appends what a validation found to the event file, if there is one.
+    ///
+    /// # Errors
+    /// [`Error::Write`].
+    pub fn append_validation(&mut self, record: &ValidationRecord) -> Result<()> {
+        self.events
+            .as_mut()
+            .map_or(Ok(()), |events| events.append_validation(record))
+    }
 }

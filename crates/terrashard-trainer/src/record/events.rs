@@ -9,7 +9,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::StepRecord;
+use super::{Scores, StepRecord, ValidationRecord};
 use crate::error::{Error, Result};
 
 /// One call's event file.
@@ -51,6 +51,29 @@ impl EventFile {
         self.write(&summary(now(), record.step, &scalars(record)))
     }
 
+    /// Appends what a validation found.
+    ///
+    /// # Errors
+    /// [`Error::Write`].
+    pub fn append_validation(&mut self, record: &ValidationRecord) -> Result<()> {
+        let Scores {
+            iou,
+            f1,
+            precision,
+            recall,
+            ..
+        } = record.scores;
+        let values = [
+            ("validation/iou", iou),
+            ("validation/f1", f1),
+            ("validation/precision", precision),
+            ("validation/recall", recall),
+        ];
+        let there = |(tag, value): (&str, Option<f64>)| Some((tag.to_owned(), value?));
+        let scalars: Vec<_> = values.into_iter().filter_map(there).collect();
+        self.write(&summary(now(), record.step, &scalars))
+    }
+
     /// One record in one write, so that a killed run leaves whole ones.
     fn write(&mut self, message: &[u8]) -> Result<()> {
         let length = (message.len() as u64).to_le_bytes();
@@ -90,6 +113,7 @@ fn scalars(record: &StepRecord) -> Vec<(String, f64)> {
         ("times/communication", times.communication),
         ("times/optimizer", times.optimizer),
         ("times/checkpoint", times.checkpoint),
+        ("times/validation", times.validation),
         ("speed/sent_bytes", sent.total() as f64),
     ]
     .map(|(tag, value)| (tag.to_owned(), value))

@@ -255,8 +255,9 @@ impl<'a> Rank<'a> {
             model.load_buffers(&own)?;
             record
         })?;
-        if let (Some((_, progress)), Some(run)) = (&self.told, plan.run) {
+        if let (Some((metrics, progress)), Some(run)) = (&mut self.told, plan.run) {
             run.append_validation(&record)?;
+            metrics.append_validation(&record)?;
             progress.say(&record.told());
         }
         if let Some(saves) = &mut self.saves {
