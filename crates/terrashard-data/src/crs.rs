@@ -11,6 +11,9 @@ pub const LONGITUDE_LATITUDE: u32 = 4326;
 /// Pieces that each side of a footprint is cut into, since straight lines of one system are not straight in another.
 const PIECES: usize = 8;
 
+/// Pixels of a side that is one piece.
+const STRAIGHT: usize = 256;
+
 /// From the coordinates of one reference system to those of another.
 #[derive(Clone, Debug)]
 pub struct Reprojection {
@@ -84,11 +87,16 @@ pub fn footprint(metadata: &Metadata, window: Window) -> Result<Option<Vec<[f64;
     let (right, bottom) = (window.col_end() as f64, window.row_end() as f64);
     // Counter-clockwise where north is up.
     let corners = [(left, top), (left, bottom), (right, bottom), (right, top)];
-    let mut ring = Vec::with_capacity(4 * PIECES + 1);
+    // The side of a chip bends by less than a tenth of a pixel of 10 m, and chips are many.
+    let pieces = match window.width.max(window.height) {
+        0..=STRAIGHT => 1,
+        _ => PIECES,
+    };
+    let mut ring = Vec::with_capacity(4 * pieces + 1);
     for (place, from) in corners.iter().enumerate() {
         let to = corners[(place + 1) % 4];
-        for piece in 0..PIECES {
-            let share = piece as f64 / PIECES as f64;
+        for piece in 0..pieces {
+            let share = piece as f64 / pieces as f64;
             let at = |a: f64, b: f64| a + (b - a) * share;
             let point = transform.apply(at(from.0, to.0), at(from.1, to.1));
             match reprojection.apply(point) {
@@ -151,8 +159,8 @@ mod tests {
     #[test]
     fn a_footprint_goes_around() {
         let metadata = Metadata {
-            width: 100,
-            height: 50,
+            width: 1000,
+            height: 500,
             bands: 1,
             data_type: DataType::U8,
             georeference: Georeference {
@@ -162,7 +170,7 @@ mod tests {
             nodata: None,
             descriptions: vec![None],
             overviews: Vec::new(),
-            block: (100, 1),
+            block: (1000, 1),
         };
         let ring = footprint(&metadata, metadata.window())
             .expect("known")
@@ -175,5 +183,15 @@ mod tests {
             .map(|p| p[0][0] * p[1][1] - p[1][0] * p[0][1])
             .sum();
         assert!(area > 0.0, "{area}");
+
+        // Of a chip the corners do: halfway along its upper side the map is less than a metre away, 9e-6 degrees.
+        let side = |width: usize| {
+            let ring = footprint(&metadata, Window::new(0, 0, width, 256));
+            ring.expect("known").expect("there")
+        };
+        let (chip, half) = (side(256), side(128));
+        assert_eq!((chip.len(), chip[0]), (5, chip[4]));
+        let middle = [0, 1].map(|at| (chip[0][at] + chip[3][at]) / 2.0);
+        near(Some((half[3][0], half[3][1])), (middle[0], middle[1]), 9e-6);
     }
 }
