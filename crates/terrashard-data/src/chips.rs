@@ -162,6 +162,7 @@ impl Chips {
                 cut,
                 few_valid,
                 few_foreground,
+                min_valid: options.selection.min_valid,
             });
         }
         let draws = draws(&options.selection, &chips);

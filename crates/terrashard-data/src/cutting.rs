@@ -118,6 +118,7 @@ pub fn cut(scenes: &[(ChipFiles, Arc<Scene>)], options: &CutOptions) -> Result<C
             cut: report.cut,
             few_valid: dropped(DropReason::FewValid),
             few_foreground: dropped(DropReason::FewForeground),
+            min_valid: options.selection.min_valid,
         });
     }
     Ok(index)

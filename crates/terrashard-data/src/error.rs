@@ -178,7 +178,8 @@ pub enum Error {
     },
     /// Selection left no chip.
     #[error(
-        "no chip is left of {cut}: {few_valid} have too few valid pixels, {few_foreground} too little foreground; lower `min_valid` or `min_foreground`"
+        "no chip is left of {cut}: {}",
+        dropped(*few_valid, *few_foreground, *min_valid)
     )]
     NoChips {
         /// Chips that were cut.
@@ -187,6 +188,8 @@ pub enum Error {
         few_valid: usize,
         /// Those dropped for `min_foreground`.
         few_foreground: usize,
+        /// What `min_valid` was.
+        min_valid: f64,
     },
     /// A sample is asked for that there is not.
     #[error("sample {index} of {samples}")]
@@ -221,3 +224,63 @@ pub enum Error {
 
 /// A result with [`enum@Error`] unless said otherwise.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why there is no chip, and what to do about it.
+fn dropped(few_valid: usize, few_foreground: usize, min_valid: f64) -> String {
+    let (valid, remedy) = match min_valid > 0.0 {
+        true => ("have too few valid pixels", "lower `min_valid`"),
+        false => (
+            "have no valid pixel",
+            "give a label that has classes where the image has data",
+        ),
+    };
+    match (few_valid, few_foreground) {
+        (few_valid, 0) => format!("{few_valid} {valid}; {remedy}"),
+        (0, few_foreground) => {
+            format!("{few_foreground} have too little foreground; lower `min_foreground`")
+        }
+        _ => format!(
+            "{few_valid} {valid}, {few_foreground} too little foreground; lower `min_foreground`, or {remedy}"
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_lowered_is_not_to_be_lowered() {
+        let check = |few_valid, few_foreground, min_valid, expected: &str| {
+            let error = Error::NoChips {
+                cut: 9,
+                few_valid,
+                few_foreground,
+                min_valid,
+            };
+            assert_eq!(
+                error.to_string(),
+                format!("no chip is left of 9: {expected}")
+            );
+        };
+        check(9, 0, 0.5, "9 have too few valid pixels; lower `min_valid`");
+        check(
+            9,
+            0,
+            0.0,
+            "9 have no valid pixel; give a label that has classes where the image has data",
+        );
+        check(
+            0,
+            9,
+            0.0,
+            "9 have too little foreground; lower `min_foreground`",
+        );
+        check(
+            4,
+            5,
+            0.5,
+            "4 have too few valid pixels, 5 too little foreground; lower `min_foreground`, or lower `min_valid`",
+        );
+    }
+}

@@ -25,7 +25,8 @@ pub fn cross_entropy(logits: impl Into<Enlarged>, labels: &Labels, divisor: f64)
 }
 
 /// The mean over classes of `1 - (2 sum(p y) + smooth) / (sum(p + y) + smooth)`, p the softmax, over the valid pixels of this
-/// micro-batch of all ranks. A class that no pixel has counts as 0. Values and gradients are shared out over ranks and
+/// micro-batch of all ranks. A class that no pixel has counts as 0 and still as one of the classes, as in the `DiceLoss` of
+/// [segmentation_models.pytorch](https://github.com/qubvel-org/segmentation_models.pytorch): the mean over a batch that lacks classes is less. Values and gradients are shared out over ranks and
 /// micro-batches as those of [`dice`](crate::dice) are.
 ///
 /// # Shapes

@@ -265,7 +265,7 @@ mod tests {
         check(
             "",
             &["data.bands=[\"B02\"]"],
-            "failed to use `data.bands`: got 1 names",
+            "failed to use `data.bands`: got 1 band, expected 6 bands, in the order of the model's channels, or `model.bands = 1`",
         );
         check(
             "",

@@ -140,8 +140,7 @@ pub enum Error {
     },
     /// The training region has fewer samples than there are ranks.
     #[error(
-        "failed to share {} among {}; lower `zero.ranks`, or get more samples by a smaller `data.stride`, \
-         `data.selection.min_valid` or `min_foreground` in `data.selection.balance`",
+        "failed to share {} among {}; lower `zero.ranks`, or get more samples by a smaller {smaller}",
         counted(*samples, "training sample"),
         counted(*ranks, "rank")
     )]
@@ -150,6 +149,8 @@ pub enum Error {
         samples: usize,
         /// Number of ranks.
         ranks: usize,
+        /// Settings that leave samples out.
+        smaller: String,
     },
     /// The run directory holds another run's checkpoints.
     #[error("failed to start in {}: it already holds checkpoints; continue with `--resume auto` or choose another `--run`", path.display())]

@@ -106,8 +106,9 @@ pub fn import(options: &ImportOptions) -> Result<Imported> {
     }
     let not_finite = write(&import, &file, described.as_ref(), output)?;
     let warnings = not_finite.into_iter().map(|(name, count)| {
+        let are = if count == 1 { "is" } else { "are" };
         let values = counted(count, "value");
-        format!("tensor `{name}` of the source has {values} that are NaN or infinite")
+        format!("tensor `{name}` of the source has {values} that {are} NaN or infinite")
     });
     Ok(Imported {
         warnings: warnings.collect(),

@@ -288,6 +288,7 @@ fn samples(config: &Config, ranks: usize) -> Result<(Arc<Chips>, Option<Validati
         return Err(Error::TooFewSamples {
             samples: chips.len(),
             ranks,
+            smaller: settings::leaving_out(&config.data),
         });
     }
     let validation = Validation::of(config, &dataset, chips.len())?;

@@ -9,6 +9,7 @@ use super::train::{GroupEntry, Length, NonFinite, OptimizerRule, Schedule, Train
 use super::zero::{Ranks, RecomputeChoice, ZeroSection};
 use super::{Band, Config, DataSection};
 use crate::error::{Error, Result};
+use crate::record::counted;
 use crate::training::{METRICS, Terms};
 
 /// The largest height and width of samples and windows in pixels of the image: a map of 20480 pixels squared at 2 m, far
@@ -33,10 +34,11 @@ impl Config {
         }
         if data.bands.len() != model.bands {
             let expected = format!(
-                "`model.bands` = {} names, in the order of the model's channels",
-                model.bands
+                "{}, in the order of the model's channels, or `model.bands = {}`",
+                counted(model.bands, "band"),
+                data.bands.len()
             );
-            let got = format!("{} names", data.bands.len());
+            let got = counted(data.bands.len(), "band");
             return Err(Error::invalid("data.bands", got, expected));
         }
         let highres = &data.highres;

@@ -1,12 +1,13 @@
 //! From a configuration to the settings of the sharded optimizer.
 
 use burn::tensor::Device;
+use terrashard_data::{Balance, Selection};
 use terrashard_zero::{
     AdamW, LossScale, NonFinite, Offload, Optimizer, ParameterGroup, Precision, ReduceDtype,
     Reduction, Select, Sgd, Unused, ZeroConfig, declared,
 };
 
-use crate::config::{self, Batch, Config, GroupEntry, OptimizerRule};
+use crate::config::{self, Batch, Config, DataSection, GroupEntry, OptimizerRule};
 use crate::error::{Error, Result};
 
 /// Element types of a configuration's training.
@@ -16,6 +17,19 @@ pub(super) fn precision(config: &Config) -> Precision {
         config::Precision::Bf16 => Precision::Bf16,
         config::Precision::Fp16 => Precision::F16,
     }
+}
+
+/// The settings that leave samples out, in words.
+pub(super) fn leaving_out(data: &DataSection) -> String {
+    let Selection { min_valid, balance } = data.selection;
+    let mut keys = vec!["`data.stride`"];
+    if min_valid > 0.0 {
+        keys.push("`data.selection.min_valid`");
+    }
+    if matches!(balance, Balance::Only { min_foreground } if min_foreground > 0) {
+        keys.push("`min_foreground` in `data.selection.balance`");
+    }
+    keys.join(" or ")
 }
 
 /// The settings of the optimizer of a model whose parameters have these names.

@@ -266,7 +266,7 @@ fn bad_input_is_refused_in_one_line() {
         &[
             "500 ranks",
             "lower `zero.ranks`",
-            "`data.selection.min_valid`",
+            "by a smaller `data.stride`\n",
         ],
     );
     check("train.micro_batch=5", &["train.global_batch", "multiple"]);
