@@ -119,6 +119,16 @@ fn libtorch_trains_tests_and_predicts_on_the_processor() {
     assert!((iou(&flex) - iou(&torch)).abs() < 1e-2, "{flex} {torch}");
 }
 
+/// It is looked for where it was when the program was built.
+#[cfg(all(unix, feature = "tch"))]
+#[test]
+fn libtorch_is_found_without_a_path_for_the_loader() {
+    let scenario = Scenario::new();
+    let mut command = scenario.command(&["--version"]);
+    let output = command.env_remove("LD_LIBRARY_PATH").output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+}
+
 #[test]
 fn verify_says_what_it_compared_with() {
     let scenario = Scenario::new();
