@@ -218,7 +218,7 @@ impl ModelBench {
             superres: self
                 .config
                 .superres
-                .then(|| tensor(batch.hres, [n, 4, large, large], &plain)),
+                .then(|| tensor(batch.hres, [n, 4, large, large], &plain).into()),
         };
         let image = tensor(batch.image, [n, self.config.bands, px, px], device);
         (image, targets)

@@ -406,7 +406,7 @@ impl Batch<'_> {
         let plain = self.device.clone().inner();
         let targets = Targets {
             labels: Labels::new(mask, [n, big, big], &self.device),
-            superres: superres.then(|| tensor(hres, [n, 4, big, big], &plain)),
+            superres: superres.then(|| tensor(hres, [n, 4, big, big], &plain).into()),
         };
         (tensor(image, [n, bands, size, size], &self.device), targets)
     }

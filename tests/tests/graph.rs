@@ -66,7 +66,7 @@ fn a_transformer_block_is_a_handful_of_nodes() {
         };
         let targets = Targets {
             labels: terrashard_models::Labels::new(batch.mask, [1, 320, 320], &graph),
-            superres: Some(data(batch.hres, [1, 4, 320, 320], &device)),
+            superres: Some(data(batch.hres, [1, 4, 320, 320], &device).into()),
         };
         let scope = Counted {
             optimizer: &optimizer,

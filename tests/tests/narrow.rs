@@ -52,7 +52,7 @@ fn losses(dtype: ElementType) -> Vec<f64> {
             let large = TensorData::new(batch.hres, [SAMPLES, 4, LARGE, LARGE]);
             let targets = Targets {
                 labels: Labels::new(mask, [SAMPLES, LARGE, LARGE], &graph),
-                superres: Some(Tensor::from_data(large, (&device, DType::F32))),
+                superres: Some(Tensor::from_data(large, (&device, DType::F32)).into()),
             };
             let scope = Sharded::new(&optimizer);
             let maps = model.forward(Tensor::from_data(image, (&graph, compute)), &scope);

@@ -93,7 +93,7 @@ pub(super) fn batch(
     let hres = joined(|batch| &batch.hres);
     let targets = Targets {
         labels: Labels::new(mask, [n, large, large], &plain),
-        superres: Some(tensor(hres, [n, 4, large, large], &plain, DType::F32)),
+        superres: Some(tensor(hres, [n, 4, large, large], &plain, DType::F32).into()),
     };
     (image, targets)
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use terrashard_layout::SampleOrder;
 use terrashard_raster::Window;
 
+use crate::coding::{Coding, Numbers, TargetImages};
 use crate::scene::IGNORE;
 use crate::selection::{ChipReport, Selection, draws};
 use crate::{Augmentation, Error, Result, Scene, mirror_pad, tile};
@@ -62,9 +63,8 @@ pub struct Batch {
     pub images: Vec<f32>,
     /// Classes, `[N, side * scale, side * scale]`; 255 is ignored.
     pub masks: Vec<u8>,
-    /// The images at high resolution, `[N, bands of the target, side * scale, side * scale]`, where NaN is missing; `None`
-    /// where scenes have none.
-    pub targets: Option<Vec<f32>>,
+    /// The images at high resolution, `[N, bands of the target, side * scale, side * scale]`; `None` where scenes have none.
+    pub targets: Option<TargetImages>,
     /// Valid mask pixels of each class in each sample, `[N][classes]`.
     pub valid: Vec<Vec<u64>>,
     /// Sample ids: the indices asked for.
@@ -95,6 +95,8 @@ pub struct Chips {
     draws: Vec<usize>,
     options: ChipOptions,
     report: ChipReport,
+    /// What high-resolution images of digital numbers mean; none where they are floats.
+    coding: Option<Coding>,
 }
 
 impl Chips {
@@ -126,6 +128,7 @@ impl Chips {
         options.augmentation.validate()?;
         check_alike(windows.iter().map(|(scene, _)| &**scene))?;
         let mut report = ChipReport::default();
+        let mut numbers = Numbers::of(windows.iter().map(|(scene, _)| &**scene));
         let (mut scenes, mut chips) = (Vec::new(), Vec::new());
         for (scene, windows) in windows {
             for window in windows {
@@ -145,7 +148,7 @@ impl Chips {
                         scene: scenes.len(),
                         window,
                         counts,
-                        target_pixels: target_pixels(&scene, window)?,
+                        target_pixels: target_pixels(&scene, window, &mut numbers)?,
                     });
                 }
             }
@@ -173,6 +176,7 @@ impl Chips {
             draws,
             options,
             report,
+            coding: numbers.and_then(|numbers| numbers.coding()),
         })
     }
 
@@ -219,8 +223,13 @@ impl Chips {
     /// Bytes of a batch of so many samples.
     pub fn batch_bytes(&self, samples: usize) -> usize {
         let fine = (self.side() * self.scale()).pow(2);
-        let target = self.scenes[0].target_bands().unwrap_or(0) * fine * size_of::<f32>();
+        let target = self.scenes[0].target_bands().unwrap_or(0) * fine * self.target_value_bytes();
         samples * (self.bands() * self.side().pow(2) * size_of::<f32>() + fine + target)
+    }
+
+    /// Bytes of one value of a high-resolution image: 2 where it is of digital numbers, 4 where it is of floats.
+    pub fn target_value_bytes(&self) -> usize {
+        self.coding.map_or(size_of::<f32>(), |_| size_of::<u16>())
     }
 
     /// The chip that a sample shows.
@@ -289,7 +298,8 @@ impl Chips {
             scale,
             images: Vec::with_capacity(count * bands * side * side),
             masks: Vec::with_capacity(count * fine * fine),
-            targets: targets.map(|bands| Vec::with_capacity(count * bands * fine * fine)),
+            targets: targets
+                .map(|bands| TargetImages::with_capacity(count * bands * fine * fine, self.coding)),
             valid: vec![],
             ids: vec![],
         };
@@ -312,10 +322,22 @@ impl Chips {
             draw.disturb(&mut batch.images[begin..], bands, scene.scaling());
             let size = (width * scale, height * scale);
             orientation.apply(&padded(&labels, size, fine, IGNORE), fine, &mut batch.masks);
-            if let Some(targets) = &mut batch.targets {
-                for plane in scene.target(chip.window)?.chunks_exact(size.0 * size.1) {
-                    orientation.apply(&padded(plane, size, fine, f32::NAN), fine, targets);
+            match &mut batch.targets {
+                Some(TargetImages::Reflectance(targets)) => {
+                    for plane in scene.target(chip.window)?.chunks_exact(size.0 * size.1) {
+                        orientation.apply(&padded(plane, size, fine, f32::NAN), fine, targets);
+                    }
                 }
+                Some(TargetImages::Numbers(targets, Coding { missing, .. })) => {
+                    let missing = *missing;
+                    let numbers = scene.target_as(chip.window, missing, |target, stored| {
+                        target.numbers(stored, missing, |number| number)
+                    })?;
+                    for plane in numbers.chunks_exact(size.0 * size.1) {
+                        orientation.apply(&padded(plane, size, fine, missing), fine, targets);
+                    }
+                }
+                None => {}
             }
             batch.valid.push(chip.counts.clone());
             batch.ids.push(index as u64);
@@ -375,15 +397,28 @@ fn sum_counts<'a>(counts: impl Iterator<Item = &'a Vec<u64>>) -> Vec<u64> {
     sum
 }
 
-/// Pixels of a scene's high-resolution image over a window that are not missing.
-fn target_pixels(scene: &Scene, window: Window) -> Result<u64> {
+/// Pixels of a scene's high-resolution image over a window that are not missing. Notes the numbers that they have.
+fn target_pixels(scene: &Scene, window: Window, numbers: &mut Option<Numbers>) -> Result<u64> {
     if scene.target_bands().is_none() {
         return Ok(0);
     }
+    let plane = window.scaled(scene.scale()).pixels();
     // A pixel is missing in all bands or in none.
-    let values = scene.target(window)?;
-    let first = &values[..window.scaled(scene.scale()).pixels()];
-    Ok(first.iter().filter(|value| !value.is_nan()).count() as u64)
+    let count = match numbers {
+        Some(numbers) => {
+            let values = scene.target_as(window, None, |target, stored| {
+                target.numbers(stored, None, Some)
+            })?;
+            let present = values.iter().flatten();
+            present.for_each(|number| numbers.add(*number));
+            values[..plane].iter().flatten().count()
+        }
+        None => {
+            let values = scene.target(window)?;
+            values[..plane].iter().filter(|v| !v.is_nan()).count()
+        }
+    };
+    Ok(count as u64)
 }
 
 /// A plane of this size made `side` x `side` with pixels that count for nothing.

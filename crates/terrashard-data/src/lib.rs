@@ -19,7 +19,7 @@
 //! - Numbers in plain vectors: knows nothing of tensors, models, devices or losses.
 //! - What a sample is, when it comes and how it is turned depends on scenes, options and seed, never on the number of ranks.
 //! - No input of a model is NaN or infinite; a pixel without data is ignored (255) at every mask pixel over it. In a
-//!   high-resolution target NaN, and nothing else, stands for what is missing.
+//!   high-resolution target NaN, or of digital numbers one that no valid pixel has, and nothing else, stands for what is missing.
 //! - No chip reaches beyond its region, and every pixel of a region is in a chip before selection.
 //! - Image, mask and high-resolution image cover the same ground, `scale` fine pixels to one image pixel along each side, checked
 //!   when a scene opens.
@@ -35,6 +35,7 @@ mod cache;
 mod chip_index;
 mod chips;
 mod classification;
+mod coding;
 mod confusion;
 mod confusion_matrix;
 mod crs;
@@ -75,6 +76,7 @@ pub use cache::TileCache;
 pub use chip_index::{ChipFiles, ChipHeader, ChipIndex, DropReason, DroppedChip, IndexedChip};
 pub use chips::{Batch, Chip, ChipOptions, Chips};
 pub use classification::IgnoreFrom;
+pub use coding::{Coding, TargetImages};
 pub use confusion::Confusion;
 pub use confusion_matrix::ConfusionMatrix;
 pub use crs::{LONGITUDE_LATITUDE, Reprojection, footprint as ground};

@@ -249,6 +249,12 @@ impl Scene {
         self.target.as_ref().map(Target::source)
     }
 
+    /// The scaling of the high-resolution image, where that is of digital numbers that batches take as they are.
+    pub(crate) fn target_numbers(&self) -> Option<&Scaling> {
+        let target = self.target.as_ref()?;
+        target.is_of_numbers().then(|| target.scaling())
+    }
+
     /// The cache of decoded tiles.
     pub fn cache(&self) -> &TileCache {
         &self.cache
@@ -297,21 +303,7 @@ impl Scene {
     /// # Errors
     /// [`Error::NoTarget`]; [`Error::Raster`].
     pub fn target(&self, window: Window) -> Result<Vec<f32>> {
-        let target = self.target.as_ref().ok_or_else(|| Error::NoTarget {
-            image: self.image.path().to_owned(),
-        })?;
-        let fine = window.scaled(self.scale());
-        let mut values = match self.window().contains(&window) && self.keeps_tiles() {
-            true => self.tiled_target(target, window)?,
-            false => target.read(fine)?,
-        };
-        let counts = self.counting(window, self.patch(window)?.valid)?;
-        if !counts.iter().all(|&ok| ok) {
-            for plane in values.chunks_exact_mut(fine.pixels()) {
-                self.blank(plane, window, &counts, f32::NAN);
-            }
-        }
-        Ok(values)
+        self.target_as(window, f32::NAN, Target::reflectance)
     }
 
     /// Statistics of the selected bands over windows spread over the scene, in digital numbers: of a small scene all of it.

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use terrashard_data::{
     Augmentation, BandSelection, Batch, ChipOptions, Chips, Scaling, Scene, SceneOptions,
-    TargetOptions,
+    TargetImages, TargetOptions,
 };
 use terrashard_layout::SampleOrder;
 use terrashard_raster::{
-    DataType, Georeference, MemorySource, Metadata, RasterSource, Samples, Transform, Window,
+    Georeference, MemorySource, Metadata, RasterSource, Samples, Transform, Window,
 };
 
 const GROUND: Transform = Transform::north_up(399_960.0, 5_800_020.0, 10.0);
@@ -25,7 +25,7 @@ fn raster(
         width,
         height,
         bands,
-        data_type: DataType::F32,
+        data_type: samples.data_type(),
         georeference: Georeference {
             epsg: Some(32633),
             transform: Some(transform),
@@ -219,6 +219,7 @@ fn image_and_target_are_cut_and_turned_together() {
             } = chips.batch(&indices, epoch).expect("samples");
             let targets = targets.expect("scenes have them");
             assert_eq!(targets.len(), indices.len() * 2 * fine * fine);
+            let targets = targets.reflectance();
             for sample in 0..indices.len() {
                 let image = &images[sample * side * side..][..side * side];
                 turned += usize::from(image[0] > image[side * side - 1]);
@@ -255,6 +256,7 @@ fn values_are_counted_without_gaps_and_padding() {
     let there = batch
         .targets
         .expect("targets")
+        .reflectance()
         .iter()
         .filter(|v| !v.is_nan())
         .count();
@@ -270,4 +272,99 @@ fn values_are_counted_without_gaps_and_padding() {
         refused.to_string().contains("high-resolution images"),
         "{refused}"
     );
+}
+
+/// The same values as digital numbers and as floats: two bands on twice the grid of 5 x 3 pixels, one of which has no data.
+fn both_ways(numbers: &[u16], nodata: Option<f64>, scaling: &Scaling) -> [Arc<Scene>; 2] {
+    let (size, fine) = ((10, 6), GROUND.scaled(2.0));
+    let floats = numbers.iter().map(|number| f32::from(*number)).collect();
+    [Samples::U16(numbers.to_vec()), Samples::F32(floats)].map(|samples| {
+        let target = raster("fine", size, samples, fine, nodata);
+        let scene = scene((5, 3), 2, Some(7)).with_target(target, &two_bands(scaling.clone()));
+        Arc::new(scene.expect("the same ground"))
+    })
+}
+
+fn chips_of(scenes: &[&Arc<Scene>]) -> Chips {
+    let options = ChipOptions {
+        chip: 4,
+        stride: 3,
+        augmentation: Augmentation::turned(3),
+        ..ChipOptions::default()
+    };
+    let regions = scenes
+        .iter()
+        .map(|scene| ((*scene).clone(), scene.window()));
+    Chips::new(regions.collect(), options).expect("chips")
+}
+
+#[test]
+fn numbers_stay_as_they_are_stored_and_mean_what_floats_are() {
+    let scaling = Scaling {
+        offset: -1000.0,
+        scale: 1e-4,
+        ..Scaling::default()
+    };
+    let mut numbers: Vec<u16> = (0..120).map(|i| i * 531 + 1).collect();
+    numbers[3] = 0;
+    // Saturated: a reflectance like any other where nothing says otherwise.
+    numbers[60] = u16::MAX;
+    for nodata in [Some(0.0), Some(-9999.0), Some(65_535.0), None] {
+        let [stored, floats] = both_ways(&numbers, nodata, &scaling);
+        let [stored, floats] = [stored, floats].map(|scene| chips_of(&[&scene]));
+        assert_eq!(
+            [stored.target_value_bytes(), floats.target_value_bytes()],
+            [2, 4]
+        );
+        let values = 2 * 8 * 8;
+        assert_eq!(floats.batch_bytes(1) - stored.batch_bytes(1), 2 * values);
+        assert_eq!(stored.chips(), floats.chips());
+        let indices: Vec<usize> = (0..stored.len()).collect();
+        for epoch in 0..3 {
+            let targets = |chips: &Chips| {
+                let batch = chips.batch(&indices, epoch).expect("samples");
+                batch.targets.expect("scenes have them")
+            };
+            let TargetImages::Numbers(values, coding) = targets(&stored) else {
+                panic!("numbers are kept");
+            };
+            let TargetImages::Reflectance(expected) = targets(&floats) else {
+                panic!("floats are kept");
+            };
+            assert_eq!(values.len(), expected.len());
+            for (number, expected) in values.iter().zip(&expected) {
+                let got = coding.reflectance(*number);
+                assert_eq!(got.to_bits(), expected.to_bits(), "{number}");
+            }
+            assert!(
+                values
+                    .iter()
+                    .any(|number| *number > 32_767 && *number != coding.missing)
+            );
+        }
+    }
+}
+
+#[test]
+fn floats_are_batched_where_numbers_would_mean_different_things() {
+    let numbers: Vec<u16> = (0..120).collect();
+    let [stored, floats] = both_ways(&numbers, None, &plain());
+    let halved = Scaling {
+        scale: 0.5,
+        ..plain()
+    };
+    let [other, _] = both_ways(&numbers, None, &halved);
+    assert_eq!(chips_of(&[&stored, &stored]).target_value_bytes(), 2);
+    for unlike in [&floats, &other] {
+        let chips = chips_of(&[&stored, unlike]);
+        assert_eq!(chips.target_value_bytes(), 4);
+        let last = chips.len() - 1;
+        let targets = chips.batch(&[0, last], 0).expect("samples").targets;
+        let Some(TargetImages::Reflectance(values)) = targets else {
+            panic!("they have only reflectance in common");
+        };
+        let largest = |values: &[f32]| values.iter().copied().fold(0.0, f32::max);
+        let (first, last) = values.split_at(values.len() / 2);
+        assert!(largest(first) > 60.0 && largest(last) > 50.0);
+    }
 }

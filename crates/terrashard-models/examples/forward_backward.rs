@@ -31,7 +31,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let superres = TensorData::new(vec![0.5f32; 4 * large * large], [1, 4, large, large]);
     let targets = Targets {
         labels: Labels::new(labels, [1, large, large], &device),
-        superres: Some(Tensor::from_data(superres, &device)),
+        superres: Some(Tensor::from_data(superres, &device).into()),
     };
     let normalizers = Normalizers::of(&targets);
     let scope = Plain::training();

@@ -5,7 +5,7 @@ use crate::scope::Scope;
 use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 use terrashard_ops::{
-    Focal, Labels, SoftBce, affinity, class_dice, cross_entropy, dice, focal, l1, soft_bce,
+    Focal, Image, Labels, SoftBce, affinity, class_dice, cross_entropy, dice, focal, l1, soft_bce,
 };
 
 /// Every this many pixels of the maps at the input's resolution is compared by the affinity loss.
@@ -53,8 +53,8 @@ impl Loss {
 pub struct Targets {
     /// `[N, scale H, scale W]`.
     pub labels: Labels,
-    /// The image at high resolution, `[N, 4, scale H, scale W]`, where there is one. NaN is a value that is missing.
-    pub superres: Option<Tensor<4>>,
+    /// The image at high resolution, `[N, 4, scale H, scale W]`, where there is one.
+    pub superres: Option<Image>,
 }
 
 /// Counts of the whole window: all micro-batches of all ranks that make one step.
@@ -77,26 +77,12 @@ impl Normalizers {
         Self {
             samples: samples as f64,
             valid_pixels: targets.labels.valid() as f64,
-            superres_values: targets.superres.as_ref().map_or(0.0, |map| {
-                (map.shape().num_elements() as i64 - missing(map)) as f64
+            superres_values: targets.superres.as_ref().map_or(0.0, |image| {
+                let values: usize = image.dims().iter().product();
+                (values as u64 - image.missing()) as f64
             }),
         }
     }
-}
-
-/// How many values are missing. A target is larger than anything else that a step holds, so it is only summed up, and counted
-/// where a sample's sum is no number.
-fn missing(target: &Tensor<4>) -> i64 {
-    if target.shape().num_elements() == 0 {
-        return 0;
-    }
-    let sums = target.clone().sum_dim(3).sum_dim(2).sum_dim(1).into_data();
-    let samples = sums.iter::<f64>().enumerate();
-    let incomplete = samples.filter(|(_, sum)| sum.is_nan());
-    let count = |sample| target.clone().narrow(0, sample, 1).is_nan().int().sum();
-    incomplete
-        .map(|(sample, _)| count(sample).into_scalar::<i64>())
-        .sum()
 }
 
 /// Weight of the L1 loss in the total, in the reference: S2S2Net.

@@ -64,7 +64,7 @@ fn run(dtype: DType, loss: Loss) -> Vec<(String, Vec<f64>)> {
     let labels = (0..n * 25 * height * width).map(label).collect();
     let targets = Targets {
         labels: Labels::new(labels, [n, 5 * height, 5 * width], &device),
-        superres: Some(wave([n, 4, 5 * height, 5 * width], DType::F32)),
+        superres: Some(wave([n, 4, 5 * height, 5 * width], DType::F32).into()),
     };
     let scope = Plain::training();
     let maps = model.forward(wave([n, 6, height, width], dtype), &scope);

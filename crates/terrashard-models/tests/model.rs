@@ -357,7 +357,7 @@ fn a_rank_without_samples_runs_the_model_and_adds_nothing() {
         let map = |shape: [usize; 4]| Tensor::<4>::zeros(shape, (&device, dtype));
         let targets = Targets {
             labels: Labels::new(Vec::new(), [0, 200, 160], &device),
-            superres: Some(map([0, 4, 200, 160])),
+            superres: Some(map([0, 4, 200, 160]).into()),
         };
         let normalizers = Normalizers {
             samples: 2.0,
@@ -418,7 +418,7 @@ fn shares_of_a_window_add_up_to_the_whole() {
     let images = [image(32, 32, &device), image(32, 32, &device).neg()];
     let whole = Targets {
         labels: Labels::new([labels(0), labels(1)].concat(), [2, 160, 160], &device),
-        superres: Some(Tensor::cat(vec![superres(0), superres(1)], 0)),
+        superres: Some(Tensor::cat(vec![superres(0), superres(1)], 0).into()),
     };
     let normalizers = Normalizers::of(&whole);
     let expected = Loss::Focal.of(
@@ -431,7 +431,7 @@ fn shares_of_a_window_add_up_to_the_whole() {
         .map(|n| {
             let targets = Targets {
                 labels: Labels::new(labels(n), [1, 160, 160], &device),
-                superres: Some(superres(n)),
+                superres: Some(superres(n).into()),
             };
             let maps = model.forward(images[n].clone(), &scope);
             host(Loss::Focal.of(&maps, &targets, &normalizers, &scope).total)[0]
@@ -465,7 +465,7 @@ fn the_image_weighs_as_much_as_is_asked_for() {
     let maps = model.forward(image(32, 32, &device), &scope);
     let targets = Targets {
         labels: Labels::new(vec![1; 160 * 160], [1, 160, 160], &device),
-        superres: Some(Tensor::full([1, 4, 160, 160], 0.5, &device)),
+        superres: Some(Tensor::full([1, 4, 160, 160], 0.5, &device).into()),
     };
     let normalizers = Normalizers::of(&targets);
     let value = |loss: Option<Tensor<1>>| host(loss.expect("of the branch"))[0];

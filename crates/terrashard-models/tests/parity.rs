@@ -144,7 +144,7 @@ fn run(set: &Set, dtype: DType) -> Values {
     };
     let targets = Targets {
         labels: Labels::new(batch.mask, [2, 5 * size, 5 * size], &device),
-        superres: Some(float(batch.hres, [2, 4, 5 * size, 5 * size])),
+        superres: Some(float(batch.hres, [2, 4, 5 * size, 5 * size]).into()),
     };
     let scope = Plain::training();
     let maps = model.forward(float(batch.image, [2, 6, size, size]), &scope);

@@ -133,7 +133,7 @@ fn gradients(model: &S2s2Net, scope: &impl Scope, device: &Device) -> Vec<Vec<u3
     let labels = (0..2 * 160 * 160).map(|i| u8::from(i % 3 == 0)).collect();
     let targets = Targets {
         labels: Labels::new(labels, [2, 160, 160], device),
-        superres: Some(wave([2, 4, 160, 160], &device.clone().inner())),
+        superres: Some(wave([2, 4, 160, 160], &device.clone().inner()).into()),
     };
     let maps = model.forward(wave([2, 6, 32, 32], device), scope);
     let losses = Loss::Focal.of(&maps, &targets, &Normalizers::of(&targets), scope);

@@ -60,7 +60,7 @@ fn both_branches_learn_where_one_goes_step_by_step() {
     let maps = model.forward(image([32, 32], &device), &Plain::training());
     let targets = Targets {
         labels: Labels::new(vec![1; 160 * 160], [1, 160, 160], &device),
-        superres: Some(Tensor::zeros([1, 4, 160, 160], &device.clone().inner())),
+        superres: Some(Tensor::zeros([1, 4, 160, 160], &device.clone().inner()).into()),
     };
     let losses = Loss::BceDice.of(
         &maps,

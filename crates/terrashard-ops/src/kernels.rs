@@ -8,6 +8,7 @@ use crate::branch::{self, Branch, Saved};
 use crate::convolution::ConvShape;
 use crate::cross_entropy::{self, ClassDice};
 use crate::focal::Focal;
+use crate::image::Image;
 use crate::labels::Labels;
 use crate::operation::Operation;
 use crate::overlap::{self, Dice, SoftBce};
@@ -368,7 +369,7 @@ pub(crate) trait Kernels: Backend {
     }
 
     /// See [`l1`](crate::l1).
-    fn l1_forward(x: FloatTensor<Self>, target: &Tensor<4>, divisor: f64) -> FloatTensor<Self> {
+    fn l1_forward(x: FloatTensor<Self>, target: &Image, divisor: f64) -> FloatTensor<Self> {
         portable::l1_forward::<Self>(x, target, divisor)
     }
 
@@ -376,7 +377,7 @@ pub(crate) trait Kernels: Backend {
     fn l1_backward(
         gradient: FloatTensor<Self>,
         x: FloatTensor<Self>,
-        target: &Tensor<4>,
+        target: &Image,
         divisor: f64,
     ) -> FloatTensor<Self> {
         portable::l1_backward::<Self>(gradient, x, target, divisor)

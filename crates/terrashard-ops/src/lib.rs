@@ -46,6 +46,7 @@ mod fuse;
     expect(deprecated, reason = "the macro names burn's LibTorch backend itself")
 )]
 mod graph;
+mod image;
 mod kernels;
 mod l1;
 mod labels;
@@ -78,6 +79,7 @@ pub use dropout::{drop_path, dropout};
 pub use enlarged::{Enlarged, enlarge_conv2d};
 pub use focal::{Focal, focal};
 pub use fuse::{LevelOrder, fuse_levels};
+pub use image::{Coding, Image};
 pub use l1::l1;
 pub use labels::Labels;
 pub use layer_norm::layer_norm;

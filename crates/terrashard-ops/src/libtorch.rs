@@ -19,6 +19,7 @@ use crate::batch_norm::BatchStatistics;
 use crate::branch::{Backward, Branch, Saved};
 use crate::convolution::ConvShape;
 use crate::focal::Focal;
+use crate::image::Image;
 use crate::kernels::{Gradients, Kernels, Slopes, portable};
 use crate::labels::Labels;
 use crate::operation::Operation;
@@ -383,7 +384,7 @@ impl Kernels for LibTorch {
         maps::class_sums(&logits, labels)
     }
 
-    fn l1_forward(x: Torch, target: &Tensor<4>, divisor: f64) -> Torch {
+    fn l1_forward(x: Torch, target: &Image, divisor: f64) -> Torch {
         maps::value(&Operation::L1(target.clone(), divisor), &[x])
     }
 

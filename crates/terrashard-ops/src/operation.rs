@@ -7,13 +7,14 @@ use crate::cross_entropy::ClassDice;
 use crate::dropout::{self, Mask};
 use crate::focal::Focal;
 use crate::fuse::{self, LevelOrder};
+use crate::image::Image;
 use crate::kernels::{Gradients, Kernels};
 use crate::labels::Labels;
 use crate::overlap::{Dice, SoftBce};
 use crate::upsample::Factor;
 use burn::backend::TensorMetadata;
 use burn::backend::tensor::FloatTensor;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::DType;
 
 /// An operation with everything that is not a differentiable input.
 #[derive(Debug, Clone)]
@@ -59,7 +60,7 @@ pub(crate) enum Operation {
     /// Input: logits.
     ClassDice(ClassDice, Labels),
     /// Input: prediction. Holds the target and what the sum is divided by.
-    L1(Tensor<4>, f64),
+    L1(Image, f64),
     /// Inputs: the two maps. Holds the distance between sampled positions and what the sum is divided by.
     Affinity(usize, f64),
 }

@@ -72,7 +72,7 @@ pub use {
     flat::{Pieces, sums_of_squares},
     gradients::{conv2d_backward, layer_norm, layer_norm_backward},
     host_buffer::{HostBuffer, Upload},
-    loss::{LossAndSlope, MaskLoss, l1_loss, mask_loss},
+    loss::{LossAndSlope, MaskLoss, Numbers, l1_loss, mask_loss},
     profile::{Profile, ProfileRow},
     resize::{resize_bilinear, resize_bilinear_backward},
     tch,

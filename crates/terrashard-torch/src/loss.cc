@@ -38,6 +38,12 @@ unsigned blocks(const terrashard::Program& kernels, int64_t count) {
 
 extern "C" {
 
+// What digital numbers stand for: (number + offset) * scale.
+struct Coding {
+  float offset, scale;
+  unsigned missing;
+};
+
 // map: [n, kinds kinds, h, w], labels: [n, factor h, factor w] of bytes. loss, a, b: as LOSS in `loss_kernels.h` says. out: two sums,
 // and the slope if it is asked for; null both where there is no kernel.
 int terrashard_mask_loss(char** message, const Tensor* map, const Tensor* labels, int64_t factor, int64_t loss, double first,
@@ -61,12 +67,15 @@ int terrashard_mask_loss(char** message, const Tensor* map, const Tensor* labels
   });
 }
 
-// map: [n, c kinds kinds, h, w], target: [n, c, factor h, factor w] of 32 bits. out: as above, one sum.
-int terrashard_l1_loss(char** message, const Tensor* map, const Tensor* target, int64_t factor, int slopes, Tensor** out) {
+// map: [n, c kinds kinds, h, w], target: [n, c, factor h, factor w] of 32-bit floats or, with a coding, of 16-bit numbers. out: as above, one
+// sum.
+int terrashard_l1_loss(char** message, const Tensor* map, const Tensor* target, const Coding* numbers, int64_t factor, int slopes,
+                       Tensor** out) {
   return terrashard::guarded(message, [&] {
     const c10::OptionalDeviceGuard guard(map->device());
-    if (target->scalar_type() != at::kFloat) return;
-    const auto* kernels = program(*map, *target, factor, {"IMAGE", 1});
+    const auto coding = numbers != nullptr ? *numbers : Coding{0, 1, 0};
+    if (target->scalar_type() != (numbers != nullptr ? at::kShort : at::kFloat)) return;
+    const auto* kernels = program(*map, *target, factor, {"NUMBERS", numbers != nullptr ? 1 : 0});
     if (kernels == nullptr) return;
     int64_t h = map->size(2), w = map->size(3), count = target->size(0) * target->size(1) * h * w;
     auto slope = slopes != 0 ? at::empty_like(*map) : Tensor();
@@ -74,7 +83,9 @@ int terrashard_l1_loss(char** message, const Tensor* map, const Tensor* target, 
     auto sums = at::empty({number}, map->options().dtype(at::kDouble));
     const void *in = map->const_data_ptr(), *t = target->const_data_ptr();
     void *s = slopes != 0 ? slope.mutable_data_ptr() : nullptr, *d = sums.mutable_data_ptr();
-    void* arguments[] = {&in, &t, &s, &d, &count, &h, &w};
+    float offset = coding.offset, scale = coding.scale;
+    unsigned missing = coding.missing;
+    void* arguments[] = {&in, &t, &s, &d, &count, &h, &w, &offset, &scale, &missing};
     kernels->launch("l1_loss", number, kThreads, arguments);
     out[0] = terrashard::given(sums.sum().view({1}));
     if (slopes != 0) out[1] = terrashard::given(std::move(slope));

@@ -91,9 +91,21 @@ pub fn mask_loss(
     Ok(given(out, values))
 }
 
-/// The sum of `|map - target|` over pixels, and its gradient. A target of NaN is missing and counts for nothing.
+/// What the digital numbers of an image stand for: `(number + offset) * scale`, in single precision.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Numbers {
+    /// Added to the number.
+    pub offset: f32,
+    /// What one is worth.
+    pub scale: f32,
+    /// The number that is missing.
+    pub missing: u16,
+}
+
+/// The sum of `|map - target|` over pixels, and its gradient. The target is of floats, of which NaN is missing, or of digital numbers from 0
+/// to 65535 in the bits of 16-bit integers; what is missing counts for nothing.
 ///
-/// `None` where there is no kernel: as for [`mask_loss`], or the target not of 32-bit floats.
+/// `None` where there is no kernel: as for [`mask_loss`], or the target not of 32-bit floats, or with numbers not of 16-bit integers.
 ///
 /// # Shapes
 /// map `[N, C classes, h, w]`, target `[N, C, factor h, factor w]`.
@@ -103,6 +115,7 @@ pub fn mask_loss(
 pub fn l1_loss(
     map: &Tensor,
     target: &Tensor,
+    numbers: Option<Numbers>,
     factor: i64,
     slopes: bool,
 ) -> Result<Option<LossAndSlope>> {
@@ -113,7 +126,7 @@ pub fn l1_loss(
     call.check("channels", planes * classes * classes, channels)?;
     same(call, &[n, planes, factor * h, factor * w], &target.size())?;
     let mut out = Outputs::new(call);
-    border::l1_loss([map, target], factor, slopes, &mut out)?;
+    border::l1_loss([map, target], numbers, factor, slopes, &mut out)?;
     Ok(given(out, 1))
 }
 

@@ -100,9 +100,21 @@ mask_loss(const T* map, const u8* labels, T* slope, double* sums, i64 count, i64
   }
 }
 #else
-// map: [planes, KINDS KINDS, h, w], target: [planes, FACTOR h, FACTOR w], NaN where there is none.
+// NUMBERS 0: floats, NaN where there is none; 1: digital numbers.
+#if NUMBERS
+typedef u16 Stored;
+// Rounded twice, as on the host: left to itself the compiler makes one operation of product and difference.
+__device__ __forceinline__ float meant(u16 x, float offset, float scale, u32 missing) {
+  return x == missing ? __uint_as_float(0x7fc00000u) : __fmul_rn(__fadd_rn((float)x, offset), scale);
+}
+#else
+typedef float Stored;
+__device__ __forceinline__ float meant(float x, float, float, u32) { return x; }
+#endif
+
+// map: [planes, KINDS KINDS, h, w], target: [planes, FACTOR h, FACTOR w].
 extern "C" __global__ void __launch_bounds__(THREADS)
-l1_loss(const T* map, const float* target, T* slope, double* sums, i64 count, i64 h, i64 w) {
+l1_loss(const T* map, const Stored* target, T* slope, double* sums, i64 count, i64 h, i64 w, float offset, float scale, u32 missing) {
   double all = 0;
   for (i64 i = (i64)blockIdx.x * THREADS + threadIdx.x; i < count; i += (i64)gridDim.x * THREADS) {
     const i64 x = i % w, y = i / w % h, n = i / w / h, plane = h * w;
@@ -113,12 +125,12 @@ l1_loss(const T* map, const float* target, T* slope, double* sums, i64 count, i6
       values[k] = wide(map[place + k * plane]);
       rises[k] = 0;
     }
-    const float* own = target + (n * h + y) * FACTOR * w * FACTOR + x * FACTOR;
+    const Stored* own = target + (n * h + y) * FACTOR * w * FACTOR + x * FACTOR;
 #pragma unroll
     for (int row = 0; row < FACTOR; row++) {
 #pragma unroll
       for (int column = 0; column < FACTOR; column++) {
-        const float wanted = own[row * w * FACTOR + column];
+        const float wanted = meant(own[row * w * FACTOR + column], offset, scale, missing);
         const int k = kind_of(row) * KINDS + kind_of(column);
         const float difference = values[k] - wanted;
         if (wanted != wanted) continue;

@@ -342,14 +342,14 @@ fn losses_on_a_processor_are_left_to_the_caller() {
     let loss = MaskLoss::SoftBce { softening: 0.1 };
     assert!(matches!(mask_loss(&map, &labels, 5, loss, true), Ok(None)));
     let image = tensor(&[0.5; 25], &[1, 1, 5, 5]);
-    assert!(matches!(l1_loss(&map, &image, 5, true), Ok(None)));
+    assert!(matches!(l1_loss(&map, &image, None, 5, true), Ok(None)));
     // What does not cover the same pixels is found anywhere.
     for wrong in [
         mask_loss(&map, &labels, 4, loss, true),
         mask_loss(&map, &labels.view([25]), 5, loss, true),
         mask_loss(&tensor(&[0.5; 4], &[1, 4, 1, 1]), &labels, 5, loss, true),
-        l1_loss(&map, &image, 2, true),
-        l1_loss(&map.view([9]), &image, 5, true),
+        l1_loss(&map, &image, None, 2, true),
+        l1_loss(&map.view([9]), &image, None, 5, true),
     ] {
         assert!(matches!(wrong, Err(Error::Count { .. })), "{wrong:?}");
     }

@@ -8,7 +8,7 @@ use terrashard_data::{
     Augmentation, BandSelection, ChipFiles, ChipIndex, ChipOptions, Chips, IGNORE, IndexedChip,
     Part, Reopened, Scene, SceneOptions, TargetOptions, TileCache, tile,
 };
-use terrashard_raster::{RasterSource, ReadLimits, Window};
+use terrashard_raster::{DataType, RasterSource, ReadLimits, Window};
 
 use crate::config::{Config, HighresSection, ModelConfig, Offset, Scaling, SceneEntry};
 use crate::error::{Error, Result};
@@ -298,6 +298,18 @@ fn with_target(config: &Config, scene: Scene, entry: &SceneEntry) -> Result<Scen
         false => terrashard_raster::open(path)?,
     };
     Ok(scene.with_target(source, &target_options(&config.data.highres))?)
+}
+
+/// Bytes of one value of an image at high resolution in a batch, by what the first of a configuration says of itself; those of single
+/// precision where it cannot be read.
+pub(crate) fn target_value_bytes(config: &Config) -> usize {
+    let first = config.data.scenes.first();
+    let path = first.and_then(|entry| entry.highres.as_ref());
+    let source = path.and_then(|path| terrashard_raster::open(path).ok());
+    match source.map(|source| source.metadata().data_type) {
+        Some(DataType::U8 | DataType::U16) => size_of::<u16>(),
+        _ => size_of::<f32>(),
+    }
 }
 
 /// Whether decoded scenes are kept in memory.

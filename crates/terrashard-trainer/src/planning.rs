@@ -21,6 +21,7 @@ use terrashard_models::S2s2Net;
 use crate::config::{
     self, Batch, Config, Device, OptimizerRule, Precision, RecomputeChoice, ReduceDtype,
 };
+use crate::dataset;
 use crate::error::{Error, Result};
 use crate::training::parameter_groups;
 use dry_run::{Footprint, Held, Losses, Step};
@@ -40,6 +41,9 @@ pub struct PlanOptions {
     pub losses: Losses,
     /// Batches that are on the device before they are computed on; see [`batches_ahead`].
     pub ahead: usize,
+    /// Bytes of one value of an image at high resolution: 2 where batches hold digital numbers, else the 4 of single precision. `None` takes
+    /// what the scene that is named first says, or 4 where it cannot be read.
+    pub target_bytes: Option<usize>,
 }
 
 /// Batches that training has on a device beside the one that it computes on: they reach LibTorch's meanwhile.
@@ -169,11 +173,13 @@ struct Planned<'a> {
     device: Device,
     losses: Losses,
     ahead: usize,
+    target_bytes: usize,
     /// In the order of [`CHOICES`].
     laid: Vec<Laid>,
 }
 
-/// Plans a configuration. The model is described and not allocated; no file but the configuration is read.
+/// Plans a configuration. The model is described and not allocated; of the data no more is read than how the first image at high resolution is
+/// stored, if that is not told.
 ///
 /// # Errors
 /// [`Error::InvalidValue`], [`Error::Batch`] for ranks that do not fit the configuration, [`Error::Model`],
@@ -197,6 +203,9 @@ pub fn plan(config: &Config, options: PlanOptions) -> Result<PlanRecord> {
         device: options.device,
         losses: options.losses,
         ahead: options.ahead,
+        target_bytes: options
+            .target_bytes
+            .unwrap_or_else(|| dataset::target_value_bytes(config)),
         laid: lay_out(config, &model, &parameters, batch, ranks)?,
     };
     let mut record = PlanRecord {
@@ -290,6 +299,7 @@ impl Planned<'_> {
             device: self.device,
             losses: self.losses,
             ahead: self.ahead,
+            target_bytes: self.target_bytes,
         };
         dry_run::footprint(&step, &laid.held)
     }

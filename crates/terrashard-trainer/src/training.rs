@@ -215,7 +215,7 @@ pub fn fit(config: &Config, options: &FitOptions) -> Result<Fitted> {
         last_step,
         start,
     };
-    let predicted = predicted(config, ranks, options.device)?;
+    let predicted = predicted(config, &plan.chips, ranks, options.device)?;
     let lock = crew.first(|| {
         options.run.create()?;
         let lock = options.run.lock()?;
@@ -324,11 +324,12 @@ struct Predicted {
     own: Footprint,
 }
 
-fn predicted(config: &Config, ranks: usize, device: Device) -> Result<Predicted> {
+fn predicted(config: &Config, chips: &Chips, ranks: usize, device: Device) -> Result<Predicted> {
     let options = PlanOptions {
         ranks: Some(ranks),
         device,
         ahead: planning::batches_ahead(device),
+        target_bytes: Some(chips.target_value_bytes()),
         ..PlanOptions::default()
     };
     let planned = planning::plan(config, options)?.stages;

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use terrashard_tests::gpu_program::{median, on_a_gpu};
 use terrashard_torch::tch::{Device, Kind, Tensor};
-use terrashard_torch::{Error, LossAndSlope, MaskLoss, l1_loss, mask_loss};
+use terrashard_torch::{Error, LossAndSlope, MaskLoss, Numbers, l1_loss, mask_loss};
 
 /// Samples, rows and columns of the small map, and the factor of enlargement.
 const MAPS: [([i64; 3], i64); 6] = [
@@ -170,12 +170,45 @@ fn check_l1(kind: Kind, [n, h, w]: [i64; 3], factor: i64) -> Result<Found, Error
     let target = random(&shape, Kind::Float);
     let missing = Tensor::rand(shape, (Kind::Float, Device::Cuda(0))).lt(0.2);
     let target = target.masked_fill(&missing, f64::NAN);
-    let got = l1_loss(&map, &target, factor, true)?;
+    let got = l1_loss(&map, &target, None, factor, true)?;
     let there = wide(&missing.logical_not());
     let known = wide(&target.nan_to_num(0.0, None, None));
-    Ok(compare("l1", &map, factor, got, |x| {
+    let mut found = compare("l1", &map, factor, got, |x| {
         ((x - &known).abs() * &there).sum(Kind::Double)
-    }))
+    });
+    // Numbers over the whole range of 16 bits, and what they mean made by LibTorch.
+    let bits = Tensor::randint_low(
+        i64::from(i16::MIN),
+        i64::from(i16::MAX) + 1,
+        shape,
+        (Kind::Int16, Device::Cuda(0)),
+    );
+    let numbers = Numbers {
+        offset: -32_768.0,
+        scale: 1e-4,
+        missing: 65_535,
+    };
+    let bits = bits.masked_fill(&missing, -1);
+    let whole = bits.to_kind(Kind::Int).bitwise_and(0xffff);
+    let reflectance = (whole.to_kind(Kind::Float) - 32_768.0) * f64::from(numbers.scale);
+    let reflectance = reflectance.masked_fill(&bits.eq(-1), f64::NAN);
+    let got = l1_loss(&map, &bits, Some(numbers), factor, true)?;
+    let same = l1_loss(&map, &reflectance, None, factor, true)?;
+    let [Some(got), Some(same)] = [got, same] else {
+        return Ok(vec![(
+            "l1 of numbers, for which there is no kernel,".into(),
+            f64::NAN,
+        )]);
+    };
+    let off = |a: &Tensor, b: &Tensor| (wide(a) - wide(b)).abs().max().double_value(&[]);
+    found.push((
+        "l1 of numbers, beside what they mean,".into(),
+        off(&got.value, &same.value),
+    ));
+    if let (Some(got), Some(same)) = (&got.slope, &same.slope) {
+        found.push(("l1 of numbers' gradient".into(), off(got, same)));
+    }
+    Ok(found)
 }
 
 fn time() -> Result<(), Error> {
@@ -189,11 +222,18 @@ fn time() -> Result<(), Error> {
         gamma: 2.0,
     };
     let focal = median(|| mask_loss(&map, &mask, factor, loss, true).map(drop))?;
-    let l1 = median(|| l1_loss(&image, &target, factor, true).map(drop))?;
+    let l1 = median(|| l1_loss(&image, &target, None, factor, true).map(drop))?;
+    let bits = Tensor::zeros(target.size(), (Kind::Int16, Device::Cuda(0)));
+    let numbers = Numbers {
+        offset: 0.0,
+        scale: 1e-4,
+        missing: 0,
+    };
+    let of_numbers = median(|| l1_loss(&image, &bits, Some(numbers), factor, true).map(drop))?;
     // Read once, and gradients written.
     let gigabytes = (target.numel() * 4 + image.numel() * 4) as f64 / 1e9;
     println!(
-        "8 x 512 x 512 by 5, bf16: focal {focal:.3} ms; l1 {l1:.3} ms, {:.0} GB/s",
+        "8 x 512 x 512 by 5, bf16: focal {focal:.3} ms; l1 {l1:.3} ms, {:.0} GB/s; of numbers {of_numbers:.3} ms",
         gigabytes / l1 * 1e3
     );
     Ok(())

@@ -6,7 +6,7 @@ use terrashard_raster::Window;
 
 use super::{IGNORE, Patch, Scene};
 use crate::cache::{Key, Layer, TILE, Tile, touched};
-use crate::target::Target;
+use crate::target::{Stored, Target};
 use crate::{Error, Result, label_values};
 
 impl Scene {
@@ -71,19 +71,40 @@ impl Scene {
         Ok(labels)
     }
 
-    /// Tiles of the image at high resolution are kept as they are stored: half the bytes of what a model takes, for samples of 16 bits.
-    pub(super) fn tiled_target(&self, target: &Target, window: Window) -> Result<Vec<f32>> {
+    /// The image at high resolution over a window of the image, as `of` takes what is stored; `missing` where there is none or no image
+    /// pixel with data under it. Tiles are kept as they are stored: half the bytes of reflectance, for samples of 16 bits.
+    pub(crate) fn target_as<T: Copy>(
+        &self,
+        window: Window,
+        missing: T,
+        of: impl Fn(&Target, &Stored) -> Vec<T>,
+    ) -> Result<Vec<T>> {
+        let target = self.target.as_ref().ok_or_else(|| Error::NoTarget {
+            image: self.image.path().to_owned(),
+        })?;
         let scale = self.scale();
         let fine = window.scaled(scale);
-        let mut values = vec![f32::NAN; target.bands() * fine.pixels()];
-        for (place, tile) in touched(window, self.window()) {
-            let tile = tile.scaled(scale);
-            let decode = || Ok(Tile::Target(Arc::new(target.stored(tile)?)));
-            let Tile::Target(stored) = self.cache.get(self.key(Layer::Target, place), decode)?
-            else {
-                unreachable!("the key says which layer it is")
-            };
-            paste(&target.reflectance(&stored), tile, &mut values, fine);
+        let mut values = match self.window().contains(&window) && self.keeps_tiles() {
+            true => {
+                let mut values = vec![missing; target.bands() * fine.pixels()];
+                for (place, tile) in touched(window, self.window()) {
+                    let tile = tile.scaled(scale);
+                    let decode = || Ok(Tile::Target(Arc::new(target.stored(tile)?)));
+                    let key = self.key(Layer::Target, place);
+                    let Tile::Target(stored) = self.cache.get(key, decode)? else {
+                        unreachable!("the key says which layer it is")
+                    };
+                    paste(&of(target, &stored), tile, &mut values, fine);
+                }
+                values
+            }
+            false => of(target, &target.stored(fine)?),
+        };
+        let counts = self.counting(window, self.patch(window)?.valid)?;
+        if !counts.iter().all(|&ok| ok) {
+            for plane in values.chunks_exact_mut(fine.pixels()) {
+                self.blank(plane, window, &counts, missing);
+            }
         }
         Ok(values)
     }

@@ -4,7 +4,7 @@ use super::{Flat, as_map, channels_last};
 use crate::batch_norm::BatchStatistics;
 use crate::cross_entropy;
 use crate::kernels::{Gradients, Kernels, portable};
-use crate::{Activation, ConvShape, Focal, IGNORE, Initial, Labels, SoftBce};
+use crate::{Activation, Coding, ConvShape, Focal, IGNORE, Image, Initial, Labels, SoftBce};
 use burn::backend::{Flex, TensorMetadata};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
@@ -415,13 +415,22 @@ fn losses() {
         // Some targets are missing.
         let missing = target.clone().greater_elem(1.0);
         let target = target.mask_fill(missing, f32::NAN);
-        check(
-            &Flex::l1_forward(x.clone(), &target, 9.0),
-            &portable::l1_forward::<Flex>(x.clone(), &target, 9.0),
-        );
-        check(
-            &Flex::l1_backward(g.clone(), x.clone(), &target, 9.0),
-            &portable::l1_backward::<Flex>(g, x, &target, 9.0),
-        );
+        let numbers = (0..26_000).map(|i| (i * 331) as u16).collect();
+        let coding = Coding {
+            offset: -30_000.0,
+            scale: 1e-4,
+            missing: 331,
+        };
+        let numbers = Image::numbers(numbers, [2, 1, 100, 130], coding, &Device::flex());
+        for target in [Image::Reflectance(target), numbers] {
+            check(
+                &Flex::l1_forward(x.clone(), &target, 9.0),
+                &portable::l1_forward::<Flex>(x.clone(), &target, 9.0),
+            );
+            check(
+                &Flex::l1_backward(g.clone(), x.clone(), &target, 9.0),
+                &portable::l1_backward::<Flex>(g.clone(), x.clone(), &target, 9.0),
+            );
+        }
     });
 }

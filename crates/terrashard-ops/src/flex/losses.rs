@@ -5,6 +5,7 @@ use super::real::{Real, sigmoid_and_log};
 use super::{Flat, flat, values};
 use crate::IGNORE;
 use crate::focal::Focal;
+use crate::image::Coding;
 use crate::overlap::{Dice, SoftBce};
 use burn::backend::TensorMetadata;
 
@@ -255,11 +256,43 @@ pub(super) fn dice_backward<T: Real>(
     )
 }
 
-struct Distance;
+/// What a value of an image means, as it is stored.
+trait Meaning<T, U>: Sync {
+    /// Its reflectance; NaN where it is missing. Always inlined, as [`Pixel::at`] is.
+    fn of(&self, stored: U) -> T;
+}
 
-impl<T: Real> Pixel<T, T> for Distance {
+/// Reflectance.
+struct Itself;
+
+impl<T: Real> Meaning<T, T> for Itself {
     #[inline(always)]
-    fn at(&self, x: T, target: T) -> T {
+    fn of(&self, stored: T) -> T {
+        stored
+    }
+}
+
+/// The bits of a digital number.
+impl<T: Real> Meaning<T, i16> for Coding {
+    #[inline(always)]
+    fn of(&self, stored: i16) -> T {
+        let number = stored.cast_unsigned();
+        let reflectance = (f32::from(number) + self.offset) * self.scale;
+        let reflectance = if number == self.missing {
+            f32::NAN
+        } else {
+            reflectance
+        };
+        T::real(f64::from(reflectance))
+    }
+}
+
+struct Distance<M>(M);
+
+impl<T: Real, U, M: Meaning<T, U>> Pixel<T, U> for Distance<M> {
+    #[inline(always)]
+    fn at(&self, x: T, target: U) -> T {
+        let target = self.0.of(target);
         let distance = (x - target).magnitude();
         if target.is_no_number() {
             T::ZERO
@@ -270,27 +303,48 @@ impl<T: Real> Pixel<T, T> for Distance {
 }
 
 /// The gradient of [`Distance`] times this factor. A missing target is neither above nor below.
-struct Direction<T>(T);
+struct Direction<T, M>(T, M);
 
-impl<T: Real> Pixel<T, T> for Direction<T> {
+impl<T: Real, U, M: Meaning<T, U>> Pixel<T, U> for Direction<T, M> {
     #[inline(always)]
-    fn at(&self, x: T, target: T) -> T {
+    fn at(&self, x: T, target: U) -> T {
+        let target = self.1.of(target);
         let up = if x > target { self.0 } else { T::ZERO };
         if x < target { -self.0 } else { up }
     }
 }
 
-pub(super) fn l1<T: Real>(x: &Flat, target: &Flat, divisor: f64) -> Flat {
-    let (x, target) = (x.to_contiguous(), target.to_contiguous());
-    let sum = total::<T, T>(&Distance, values(&x), values(&target), (T::ZERO, T::ZERO));
+/// The target is contiguous, in the type of `x` or, with a coding, of digital numbers.
+pub(super) fn l1<T: Real>(x: &Flat, target: &Flat, coding: Option<Coding>, divisor: f64) -> Flat {
+    let x = x.to_contiguous();
+    let x: &[T] = values(&x);
+    let sum = match coding {
+        None => total(&Distance(Itself), x, values(target), (T::ZERO, T::ZERO)),
+        Some(coding) => {
+            let neutral = (T::ZERO, coding.bits_of_missing());
+            total(&Distance(coding), x, bits(target), neutral)
+        }
+    };
     scalar::<T>(sum / divisor)
 }
 
-pub(super) fn l1_backward<T: Real>(gradient: &Flat, x: &Flat, target: &Flat, divisor: f64) -> Flat {
-    let (x, target) = (x.to_contiguous(), target.to_contiguous());
-    let direction = Direction(T::real(upstream::<T>(gradient) / divisor));
-    flat(
-        apply::<T, T>(&direction, values(&x), values(&target)),
-        x.shape(),
-    )
+pub(super) fn l1_backward<T: Real>(
+    gradient: &Flat,
+    x: &Flat,
+    target: &Flat,
+    coding: Option<Coding>,
+    divisor: f64,
+) -> Flat {
+    let (shape, x) = (x.shape(), x.to_contiguous());
+    let x: &[T] = values(&x);
+    let factor = T::real(upstream::<T>(gradient) / divisor);
+    let slope = match coding {
+        None => apply(&Direction(factor, Itself), x, values(target)),
+        Some(coding) => apply(&Direction(factor, coding), x, bits(target)),
+    };
+    flat(slope, shape)
+}
+
+fn bits(target: &Flat) -> &[i16] {
+    target.as_slice().expect("numbers are contiguous i16")
 }

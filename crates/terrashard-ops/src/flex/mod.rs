@@ -27,6 +27,7 @@ use crate::batch_norm::BatchStatistics;
 use crate::convolution::ConvShape;
 use crate::cross_entropy::ClassDice;
 use crate::focal::Focal;
+use crate::image::{Coding, Image};
 use crate::kernels::{Gradients, Kernels, portable};
 use crate::labels::Labels;
 use crate::overlap::{Dice, SoftBce};
@@ -377,14 +378,34 @@ impl Kernels for Flex {
         )
     }
 
-    fn l1_forward(x: Flat, target: &Tensor<4>, divisor: f64) -> Flat {
-        let target = Self::lower(target.clone().cast(x.dtype()));
-        typed!(x, losses::l1(&x, &target, divisor))
+    fn l1_forward(x: Flat, target: &Image, divisor: f64) -> Flat {
+        let (target, coding) = stored(target, x.dtype());
+        typed!(x, losses::l1(&x, &target, coding, divisor))
     }
 
-    fn l1_backward(gradient: Flat, x: Flat, target: &Tensor<4>, divisor: f64) -> Flat {
-        let target = Self::lower(target.clone().cast(x.dtype()));
-        typed!(x, losses::l1_backward(&gradient, &x, &target, divisor))
+    fn l1_backward(gradient: Flat, x: Flat, target: &Image, divisor: f64) -> Flat {
+        let (target, coding) = stored(target, x.dtype());
+        typed!(
+            x,
+            losses::l1_backward(&gradient, &x, &target, coding, divisor)
+        )
+    }
+}
+
+/// An image as the backend's tensor: of reflectance in this type, or of numbers in `i16` with what they mean.
+fn stored(image: &Image, dtype: DType) -> (Flat, Option<Coding>) {
+    match image {
+        Image::Reflectance(values) => {
+            let values = Flex::lower(values.clone().cast(dtype));
+            (values.to_contiguous(), None)
+        }
+        Image::Numbers(bits, coding) => {
+            let bits: Flat = bits
+                .clone()
+                .try_into_primitive::<Flex>()
+                .expect("the target lives where the map does");
+            (bits.to_contiguous(), Some(*coding))
+        }
     }
 }
 

@@ -6,12 +6,12 @@ use crate::batch_norm::{self, BatchStatistics};
 use crate::convolution::{self, ConvShape};
 use crate::cross_entropy::{self, ClassDice};
 use crate::focal::{self, Focal};
+use crate::image::Image;
 use crate::labels::Labels;
 use crate::overlap::{self, Dice, SoftBce};
 use crate::{affinity, attention, l1, layer_norm, linear, resize, upsample};
 use burn::backend::TensorMetadata;
 use burn::backend::tensor::FloatTensor;
-use burn::tensor::Tensor;
 
 pub(crate) fn linear_forward<B: Kernels>(
     x: FloatTensor<B>,
@@ -352,24 +352,19 @@ pub(crate) fn class_dice_backward<B: Kernels>(
 
 pub(crate) fn l1_forward<B: Kernels>(
     x: FloatTensor<B>,
-    target: &Tensor<4>,
+    target: &Image,
     divisor: f64,
 ) -> FloatTensor<B> {
-    B::lower(l1::forward(B::lift(x), target.clone(), divisor))
+    B::lower(l1::forward(B::lift(x), target, divisor))
 }
 
 pub(crate) fn l1_backward<B: Kernels>(
     gradient: FloatTensor<B>,
     x: FloatTensor<B>,
-    target: &Tensor<4>,
+    target: &Image,
     divisor: f64,
 ) -> FloatTensor<B> {
-    B::lower(l1::backward(
-        B::lift(gradient),
-        B::lift(x),
-        target.clone(),
-        divisor,
-    ))
+    B::lower(l1::backward(B::lift(gradient), B::lift(x), target, divisor))
 }
 
 pub(crate) fn affinity_forward<B: Kernels>(

@@ -12,7 +12,7 @@ use crate::IGNORE;
 use crate::focal::Focal;
 use crate::overlap::SoftBce;
 use terrashard_torch::tch::{Kind, Tensor};
-use terrashard_torch::{LossAndSlope, MaskLoss, l1_loss, mask_loss};
+use terrashard_torch::{LossAndSlope, MaskLoss, Numbers, l1_loss, mask_loss};
 
 /// Labels `[N, H, W]`, one byte a pixel.
 pub(super) struct Mask<'a> {
@@ -215,13 +215,30 @@ pub(super) fn dice_slope(map: &Tensor, mask: &Mask<'_>, of_pixels: [f64; 2]) -> 
     loss.slope.unwrap_or_else(|| map.zeros_like())
 }
 
-/// See [`l1`](crate::l1), without its divisor. The target is `[N, C, H, W]`, as it is stored.
-pub(super) fn l1(map: &Tensor, target: &Tensor, slopes: bool) -> Loss {
+/// Reflectance of digital numbers in 32 bits, NaN where they are missing.
+fn reflectance(bits: &Tensor, numbers: Numbers) -> Tensor {
+    let Numbers {
+        offset,
+        scale,
+        missing,
+    } = numbers;
+    // With its highest bit turned, a number is less by 32768 than it is.
+    let mut values = bits.bitwise_xor(i64::from(i16::MIN)).to_kind(Kind::Float);
+    values += 32_768.0;
+    values += f64::from(offset);
+    values *= f64::from(scale);
+    let missing = bits.eq(i64::from(missing.cast_signed()));
+    values.masked_fill_(&missing, f64::NAN)
+}
+
+/// See [`l1`](crate::l1), without its divisor. The target is `[N, C, H, W]`, as it is stored: floats, or numbers that mean something.
+pub(super) fn l1(map: &Tensor, target: &Tensor, numbers: Option<Numbers>, slopes: bool) -> Loss {
     let [_, channels, height, width] = size4(target);
     let h = map.size()[2];
     let (factor, w) = (height / h, map.size()[3]);
     let target = target.contiguous();
-    if let Some(fused) = computed(l1_loss(&map.contiguous(), &target, factor, slopes)) {
+    let fused = l1_loss(&map.contiguous(), &target, numbers, factor, slopes);
+    if let Some(fused) = computed(fused) {
         return Loss::of(fused, map);
     }
     let kind = wide(map.kind());
@@ -233,7 +250,14 @@ pub(super) fn l1(map: &Tensor, target: &Tensor, slopes: bool) -> Loss {
             let x = columns(map, factor, kind);
             let shape = [count, channels, h, factor, width];
             let target = target.narrow(0, start, count).view(shape);
-            let mut difference = Tensor::empty(shape, (kind, map.device()));
+            let (target, mut difference) = match numbers {
+                // What is made of numbers is overwritten.
+                Some(numbers) => {
+                    let own = reflectance(&target, numbers).to_kind(kind);
+                    (own.shallow_clone(), own)
+                }
+                None => (target, Tensor::empty(shape, (kind, map.device()))),
+            };
             for (class, first, rows) in spans(factor) {
                 let to = difference.narrow(3, first, rows);
                 let x = x.select(2, class).unsqueeze(3);

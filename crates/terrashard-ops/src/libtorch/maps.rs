@@ -2,13 +2,14 @@
 
 use super::losses::{self, Loss, Mask};
 use super::{affinity, blocks, classes, computed, enlarge, gradients, sampled, wanted_of_three};
+use crate::image::{Coding, Image};
 use crate::kernels::{Gradients, Slopes};
 use crate::labels::Labels;
 use crate::operation::Operation;
 use burn::backend::TensorMetadata;
 use burn::backend::ops::FloatTensorOps;
 use burn::tensor::{Int, Tensor};
-use terrashard_torch::{LibTorch, Primitive as Torch, inner, outer, tch};
+use terrashard_torch::{LibTorch, Numbers, Primitive as Torch, inner, outer, tch};
 
 pub(super) fn upsample_forward(
     x: &Torch,
@@ -122,11 +123,29 @@ fn unscaled(
             })
         }),
         Operation::L1(target, _) => {
-            let target: Torch = target
-                .clone()
-                .try_into_primitive::<LibTorch>()
-                .expect("the target lives where the map does");
-            losses::l1(map, inner(&target), slopes)
+            const WHERE: &str = "the target lives where the map does";
+            let (target, numbers): (Torch, _) = match target.clone() {
+                Image::Reflectance(values) => {
+                    (values.try_into_primitive::<LibTorch>().expect(WHERE), None)
+                }
+                Image::Numbers(bits, coding) => {
+                    let Coding {
+                        offset,
+                        scale,
+                        missing,
+                    } = coding;
+                    let numbers = Numbers {
+                        offset,
+                        scale,
+                        missing,
+                    };
+                    (
+                        bits.try_into_primitive::<LibTorch>().expect(WHERE),
+                        Some(numbers),
+                    )
+                }
+            };
+            losses::l1(map, inner(&target), numbers, slopes)
         }
         Operation::Affinity(every, _) => {
             let both = affinity::affinity(map, inner(inputs.get(1)?), *every, slopes);

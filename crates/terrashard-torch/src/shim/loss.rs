@@ -7,7 +7,15 @@ use std::ffi::c_int;
 use tch::Tensor;
 
 use super::{In, Message, Out, Outputs, handle};
-use crate::Result;
+use crate::{Numbers, Result};
+
+/// As `Coding` in `loss.cc`.
+#[repr(C)]
+struct Coding {
+    offset: f32,
+    scale: f32,
+    missing: u32,
+}
 
 // SAFETY: the signatures are those of `loss.cc`. Tensors are `at::Tensor` by address.
 unsafe extern "C" {
@@ -26,6 +34,7 @@ unsafe extern "C" {
         message: Message,
         map: In,
         target: In,
+        numbers: *const Coding,
         factor: i64,
         slopes: c_int,
         out: Out,
@@ -52,14 +61,23 @@ pub(crate) fn mask_loss(
 
 pub(crate) fn l1_loss(
     [map, target]: [&Tensor; 2],
+    numbers: Option<Numbers>,
     factor: i64,
     slopes: bool,
     out: &mut Outputs<2>,
 ) -> Result<()> {
     let [map, target] = [map, target].map(handle);
     let slopes = c_int::from(slopes);
-    // SAFETY: as above.
+    let numbers = numbers.map(|numbers| Coding {
+        offset: numbers.offset,
+        scale: numbers.scale,
+        missing: numbers.missing.into(),
+    });
+    let numbers = numbers
+        .as_ref()
+        .map_or(std::ptr::null(), std::ptr::from_ref);
+    // SAFETY: as above; the numbers' meaning is null or lives until the call returns.
     out.fill(|message, out| unsafe {
-        terrashard_l1_loss(message, map, target, factor, slopes, out)
+        terrashard_l1_loss(message, map, target, numbers, factor, slopes, out)
     })
 }

@@ -61,6 +61,8 @@ pub struct Step<'a> {
     pub losses: Losses,
     /// Batches that are on the device before they are computed on.
     pub ahead: usize,
+    /// Bytes of one value of an image at high resolution.
+    pub target_bytes: usize,
 }
 
 /// How a GPU computes losses of enlarged maps.
@@ -200,7 +202,7 @@ impl Step<'_> {
         let labels = batch(images * large * large);
         let targets = self.model.superres.then(|| {
             let values = images * large * large * IMAGE_CHANNELS;
-            batch(values * machine::FLOAT)
+            batch(values * self.target_bytes as u64)
         });
         let tape = Tape::new(machine.clone());
         let maps = self.forward(&tape, image.clone());

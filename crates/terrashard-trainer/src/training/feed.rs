@@ -1,9 +1,9 @@
 //! A loader's micro-batches as tensors of the rank's device.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use terrashard_data::{Batch, Loader};
+use terrashard_data::{Batch, Loader, TargetImages};
 use terrashard_models::SUPERRES_CHANNELS;
-use terrashard_ops::Labels;
+use terrashard_ops::{Coding, Image, Labels};
 use terrashard_zero::Precision;
 
 use crate::error::Result;
@@ -15,8 +15,8 @@ pub(super) struct Fed {
     pub(super) images: Tensor<4>,
     /// `[N, scale side, scale side]`.
     pub(super) labels: Labels,
-    /// `[N, 4, scale side, scale side]` in 32 bits.
-    pub(super) superres: Option<Tensor<4>>,
+    /// `[N, 4, scale side, scale side]`: digital numbers as they are stored, or reflectance in 32 bits.
+    pub(super) superres: Option<Image>,
     /// Sample ids.
     pub(super) ids: Vec<u64>,
 }
@@ -77,6 +77,20 @@ pub(super) fn element(precision: Precision) -> DType {
     }
 }
 
+/// What numbers mean, as losses are told.
+fn coding(meaning: terrashard_data::Coding) -> Coding {
+    let terrashard_data::Coding {
+        offset,
+        scale,
+        missing,
+    } = meaning;
+    Coding {
+        offset,
+        scale,
+        missing,
+    }
+}
+
 impl Destination {
     fn take(&self, batch: Batch) -> Fed {
         let Batch {
@@ -96,9 +110,17 @@ impl Destination {
         Fed {
             images: Tensor::from_data(data, (&self.device.clone().autodiff(), element)),
             labels: Labels::new(masks, [samples, fine, fine], &self.device),
-            superres: targets.map(|values| {
-                let data = TensorData::new(values, [samples, SUPERRES_CHANNELS, fine, fine]);
-                Tensor::from_data(data, (&self.device, DType::F32))
+            superres: targets.map(|targets| {
+                let shape = [samples, SUPERRES_CHANNELS, fine, fine];
+                match targets {
+                    TargetImages::Reflectance(values) => {
+                        let data = TensorData::new(values, shape);
+                        Tensor::from_data(data, (&self.device, DType::F32)).into()
+                    }
+                    TargetImages::Numbers(numbers, meaning) => {
+                        Image::numbers(numbers, shape, coding(meaning), &self.device)
+                    }
+                }
             }),
             ids,
         }
@@ -114,14 +136,14 @@ mod ahead {
     use std::thread::JoinHandle;
 
     use burn::tensor::{Int, Tensor};
-    use terrashard_data::{Batch, IGNORE, Loader};
+    use terrashard_data::{Batch, IGNORE, Loader, TargetImages};
     use terrashard_models::SUPERRES_CHANNELS;
-    use terrashard_ops::Labels;
+    use terrashard_ops::{Coding, Image, Labels};
     use terrashard_torch::tch::{self, Kind};
     use terrashard_torch::{HostBuffer, LibTorch, Upload, outer};
     use terrashard_zero::Precision;
 
-    use super::Fed;
+    use super::{Fed, coding};
     use crate::error::{Error, Result};
 
     /// The element type of images, where it is one that batches are fed in ahead.
@@ -218,7 +240,8 @@ mod ahead {
     struct Staged {
         images: (HostBuffer, [i64; 4]),
         masks: (HostBuffer, [i64; 3]),
-        targets: Option<(HostBuffer, [i64; 4])>,
+        /// With what numbers mean, where they are none of reflectance.
+        targets: Option<(HostBuffer, [i64; 4], Option<Coding>)>,
         counts: [u64; 256],
         ids: Vec<u64>,
     }
@@ -234,9 +257,15 @@ mod ahead {
             }
             // What belongs to no class is ignored.
             counts[usize::from(IGNORE)] = batch.masks.len() as u64 - counts.iter().sum::<u64>();
-            let targets = batch.targets.as_ref().map(|values| {
+            let targets = batch.targets.as_ref().map(|targets| {
                 let shape = [samples, SUPERRES_CHANNELS as i64, fine, fine];
-                Ok::<_, Error>((laid(bytemuck::cast_slice(values))?, shape))
+                let (bytes, meaning) = match targets {
+                    TargetImages::Reflectance(values) => (bytemuck::cast_slice(values), None),
+                    TargetImages::Numbers(numbers, meaning) => {
+                        (bytemuck::cast_slice(numbers), Some(coding(*meaning)))
+                    }
+                };
+                Ok::<_, Error>((laid(bytes)?, shape, meaning))
             });
             Ok(Self {
                 images: (
@@ -256,9 +285,10 @@ mod ahead {
             let begin = |buffer, shape: &[i64], kind| {
                 Upload::begin(buffer, shape, kind, device).map_err(failed)
             };
-            let targets = self
-                .targets
-                .map(|(buffer, shape)| begin(buffer, &shape, Kind::Float));
+            let targets = self.targets.map(|(buffer, shape, meaning)| {
+                let kind = meaning.map_or(Kind::Float, |_| Kind::Int16);
+                Ok::<_, Error>((begin(buffer, &shape, kind)?, meaning))
+            });
             Ok(Uploading {
                 images: begin(images, &images_shape, Kind::Float)?,
                 masks: begin(masks, &masks_shape, Kind::Uint8)?,
@@ -285,7 +315,7 @@ mod ahead {
     struct Uploading {
         images: Upload,
         masks: Upload,
-        targets: Option<Upload>,
+        targets: Option<(Upload, Option<Coding>)>,
         counts: [u64; 256],
         ids: Vec<u64>,
     }
@@ -294,13 +324,22 @@ mod ahead {
         fn arrive(self, kind: Kind) -> Result<Fed> {
             let images = self.images.arrive().map_err(failed)?.to_kind(kind);
             let masks = self.masks.arrive().map_err(failed)?;
-            let targets = self.targets.map(|targets| targets.arrive().map_err(failed));
-            let masks: Tensor<3, Int> = Tensor::from_primitive::<LibTorch>(outer(masks));
             let float = |tensor| Tensor::<4>::from_primitive::<LibTorch>(outer(tensor));
+            let targets = self.targets.map(|(targets, meaning)| {
+                let values = targets.arrive().map_err(failed)?;
+                Ok::<_, Error>(match meaning {
+                    None => Image::Reflectance(float(values)),
+                    Some(coding) => {
+                        let bits = Tensor::<4, Int>::from_primitive::<LibTorch>(outer(values));
+                        Image::Numbers(bits, coding)
+                    }
+                })
+            });
+            let masks: Tensor<3, Int> = Tensor::from_primitive::<LibTorch>(outer(masks));
             Ok(Fed {
                 images: float(images).autodiff(),
                 labels: Labels::counted(masks, self.counts),
-                superres: targets.transpose()?.map(float),
+                superres: targets.transpose()?,
                 ids: self.ids,
             })
         }
@@ -334,14 +373,27 @@ mod ahead {
                     .collect(),
                 valid: masks.chunks(fine * fine).map(count).collect(),
                 masks,
-                targets: Some(
-                    (0..samples * SUPERRES_CHANNELS * fine * fine)
-                        .map(|i| if i % 7 == 0 { f32::NAN } else { i as f32 })
-                        .collect(),
-                ),
+                targets: None,
                 ids: vec![7, 3],
             };
-            for precision in [Precision::F32, Precision::Bf16] {
+            let values = 0..samples * SUPERRES_CHANNELS * fine * fine;
+            let reflectance = |i| if i % 7 == 0 { f32::NAN } else { i as f32 };
+            let meaning = terrashard_data::Coding {
+                offset: -1000.0,
+                scale: 1e-4,
+                missing: 254,
+            };
+            let numbers = values.clone().map(|i| (i * 127) as u16).collect();
+            let targets = [
+                TargetImages::Reflectance(values.map(reflectance).collect()),
+                TargetImages::Numbers(numbers, meaning),
+            ];
+            let types = [Precision::F32, Precision::Bf16];
+            for (precision, targets) in types.into_iter().zip(targets) {
+                let batch = Batch {
+                    targets: Some(targets.clone()),
+                    ..batch.clone()
+                };
                 let staged = Staged::new(&batch).expect("memory");
                 let uploading = staged.begin(tch::Device::Cpu).expect("memory");
                 let kind = kind(precision).expect("a narrow type");
@@ -367,12 +419,17 @@ mod ahead {
                 for label in 0..=u8::MAX {
                     assert_eq!(ahead.labels.of(label), taken.labels.of(label));
                 }
-                let targets = |fed: &Fed| fed.superres.clone().expect("given").into_data();
-                let bits = |fed| -> Vec<u32> {
-                    let data = targets(fed);
-                    data.iter::<f32>().map(f32::to_bits).collect()
+                let bits = |values: Vec<f32>| -> Vec<u32> {
+                    values.into_iter().map(f32::to_bits).collect()
                 };
-                assert_eq!(bits(&ahead), bits(&taken));
+                let expected = bits(targets.reflectance());
+                for fed in [ahead, taken] {
+                    let image = fed.superres.expect("given");
+                    let is_of_numbers = matches!(image, Image::Numbers(..));
+                    assert_eq!(is_of_numbers, matches!(targets, TargetImages::Numbers(..)));
+                    let values = image.reflectance().into_data();
+                    assert_eq!(bits(values.iter::<f32>().collect()), expected);
+                }
             }
         }
     }
