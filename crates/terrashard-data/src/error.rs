@@ -178,8 +178,8 @@ pub enum Error {
     },
     /// Selection left no chip.
     #[error(
-        "no chip is left of {cut}: {}",
-        dropped(*few_valid, *few_foreground, *min_valid)
+        "no chip is left of {cut}: {why_and_remedy}",
+        why_and_remedy = dropped(*few_valid, *few_foreground, *min_valid)
     )]
     NoChips {
         /// Chips that were cut.
