@@ -232,7 +232,7 @@ fn geo_21_what_is_dropped_is_listed_with_its_reason() {
         .expect_err("nothing to train on")
         .to_string();
     assert!(
-        error.contains("no chip is left") && error.contains("4 too little foreground"),
+        error.contains("no chip is left") && error.contains("4 have too little foreground"),
         "{error}"
     );
 }
