@@ -266,7 +266,7 @@ fn bad_input_is_refused_in_one_line() {
         &[
             "500 ranks",
             "lower `zero.ranks`",
-            "by a smaller `data.stride`\n",
+            "by a smaller `data.stride` [trainer::TooFewSamples]\n",
         ],
     );
     check("train.micro_batch=5", &["train.global_batch", "multiple"]);
