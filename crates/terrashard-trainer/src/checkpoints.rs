@@ -255,17 +255,23 @@ pub struct Cleared {
 /// Removes old checkpoints of a run and what crashes have left. That in force stays.
 ///
 /// # Errors
-/// [`Error::RunBusy`] while the run trains, [`Error::InvalidValue`], [`Error::Checkpoint`] if the pointer is damaged, [`Error::Save`].
+/// [`Error::RunBusy`] while the run trains, [`Error::InvalidValue`], [`Error::Checkpoint`] if the pointer or the checkpoint in force is
+/// damaged (nothing is removed then), [`Error::Save`].
 pub fn gc(run: &Path, options: GcOptions) -> Result<Cleared> {
     if options.keep_last == Some(0) {
         return Err(Error::invalid("--keep-last", 0, "at least 1"));
     }
     let root = root(run)?;
     // Whoever trains there removes what is old by itself, and writes what would look like remains.
-    let _lock = match run.join("checkpoints") == root {
-        true => Some(RunDirectory::new(run).lock()?),
-        false => None,
+    let whole = std::path::absolute(&root).unwrap_or_else(|_| root.clone());
+    let _lock = match whole.parent() {
+        Some(run) if run.join("config.toml").is_file() => Some(RunDirectory::new(run).lock()?),
+        _ => None,
     };
+    // What is older is what remains of the run where the newest is damaged.
+    if let Some(newest) = in_force(&root)? {
+        Checkpoint::open(step_folder(&root, newest))?.verify()?;
+    }
     let settings = settings(&root);
     let keep = Keep {
         last: options.keep_last.unwrap_or(settings.keep_last),

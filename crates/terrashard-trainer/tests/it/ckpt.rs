@@ -260,6 +260,17 @@ fn what_is_old_or_left_by_a_crash_is_cleared_away() {
         names
     };
     let before = names();
+    // Where the newest is damaged, the older ones are all there is.
+    let shard = root.join("step-000006/rank-00000.safetensors");
+    let whole = fs::read(&shard).unwrap();
+    let mut damaged = whole.clone();
+    *damaged.last_mut().unwrap() ^= 1;
+    fs::write(&shard, damaged).unwrap();
+    let (code, _, told) = run(&scenario, &["gc", "run", "--keep-last", "1"]);
+    assert_eq!(code, Some(2), "{told}");
+    assert!(told.contains("rank-00000.safetensors"), "{told}");
+    assert_eq!(names(), before);
+    fs::write(&shard, whole).unwrap();
     let would = json(&scenario, &["gc", "run", "--keep-last", "1", "--dry-run"]);
     assert_eq!(names(), before);
     let did = json(&scenario, &["gc", "run", "--keep-last", "1"]);
@@ -275,6 +286,9 @@ fn what_is_old_or_left_by_a_crash_is_cleared_away() {
     assert_eq!(code, Some(2), "{told}");
     let _lock = scenario.run("run").lock().unwrap();
     let (code, _, told) = run(&scenario, &["gc", "run"]);
+    assert_eq!(code, Some(2), "{told}");
+    assert!(told.contains("another `fit` is running there"), "{told}");
+    let (code, _, told) = run(&scenario, &["gc", "run/checkpoints"]);
     assert_eq!(code, Some(2), "{told}");
     assert!(told.contains("another `fit` is running there"), "{told}");
 }
