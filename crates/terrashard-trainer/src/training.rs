@@ -31,7 +31,7 @@ pub(crate) use score::LOSS;
 pub(crate) use settings::parameter_groups;
 pub use stop::StopRequest;
 pub(crate) use terms::Terms;
-pub(crate) use validation::METRICS;
+pub(crate) use validation::{METRICS, metrics};
 
 use std::path::Path;
 use std::sync::Arc;

@@ -290,15 +290,9 @@ impl ZeroOptimizer {
         if !in_place {
             return Ok(None);
         }
-        let own = gradients.iter().enumerate();
-        let own = own.map(|(bucket, gradient)| self.own_chunk(bucket, gradient.clone()));
-        let own: Vec<_> = own.collect();
-        let speaks = core.groups.speaks();
-        let Some(message) = crate::libtorch::message(&own, speaks, scalars)? else {
+        let Some(sums) = self.sums_on_the_device(gradients, scalars)? else {
             return Ok(None);
         };
-        drop(own);
-        let sums = core.groups.world.all_reduce(message)?.wait()?;
         let told = crate::libtorch::HostElements::of(&sums)?;
         let gate = crate::gate::Gate::of(&sums, factor, config.clip_norm)?;
         let (Some(mut told), Some(gate)) = (told, gate) else {
@@ -323,20 +317,31 @@ impl ZeroOptimizer {
     /// ranks. Where the device computes by itself, this is where the host waits for it, once. Collective.
     fn sums(&self, gradients: &[Tensor<1>], scalars: Tensor<1>) -> Result<Vec<f64>> {
         #[cfg(feature = "tch")]
-        {
-            let own = gradients.iter().enumerate();
-            let own = own.map(|(bucket, gradient)| self.own_chunk(bucket, gradient.clone()));
-            let own: Vec<_> = own.collect();
-            let groups = &self.parameters.0.groups;
-            if let Some(message) = crate::libtorch::message(&own, groups.speaks(), &scalars)? {
-                let sums = read_f64(groups.world.all_reduce(message)?.wait()?)?;
-                // Squares may overflow before the gradients do: then all ranks look again, closer.
-                if sums[1] == 0.0 {
-                    return Ok(sums);
-                }
+        if let Some(sums) = self.sums_on_the_device(gradients, &scalars)? {
+            let sums = read_f64(sums)?;
+            // Squares may overflow before the gradients do: then all ranks look again, closer.
+            if sums[1] == 0.0 {
+                return Ok(sums);
             }
         }
         self.sums_by_the_host(gradients, scalars)
+    }
+
+    /// The same before the host has waited for it. `None` where the device is not LibTorch's. Collective.
+    #[cfg(feature = "tch")]
+    fn sums_on_the_device(
+        &self,
+        gradients: &[Tensor<1>],
+        scalars: &Tensor<1>,
+    ) -> Result<Option<Tensor<1>>> {
+        let own = gradients.iter().enumerate();
+        let own = own.map(|(bucket, gradient)| self.own_chunk(bucket, gradient.clone()));
+        let own: Vec<_> = own.collect();
+        let groups = &self.parameters.0.groups;
+        match crate::libtorch::message(&own, groups.speaks(), scalars)? {
+            Some(message) => Ok(Some(groups.world.all_reduce(message)?.wait()?)),
+            None => Ok(None),
+        }
     }
 
     /// The same by numbers that the host reads, of squares that do not overflow. Collective.

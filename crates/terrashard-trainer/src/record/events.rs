@@ -9,8 +9,9 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::{Scores, StepRecord, ValidationRecord};
+use super::{StepRecord, ValidationRecord};
 use crate::error::{Error, Result};
+use crate::training::metrics;
 
 /// One call's event file.
 #[derive(Debug)]
@@ -56,21 +57,9 @@ impl EventFile {
     /// # Errors
     /// [`Error::Write`].
     pub fn append_validation(&mut self, record: &ValidationRecord) -> Result<()> {
-        let Scores {
-            iou,
-            f1,
-            precision,
-            recall,
-            ..
-        } = record.scores;
-        let values = [
-            ("validation/iou", iou),
-            ("validation/f1", f1),
-            ("validation/precision", precision),
-            ("validation/recall", recall),
-        ];
-        let there = |(tag, value): (&str, Option<f64>)| Some((tag.to_owned(), value?));
-        let scalars: Vec<_> = values.into_iter().filter_map(there).collect();
+        let there =
+            |(name, value): (&str, Option<f64>)| Some((format!("validation/{name}"), value?));
+        let scalars: Vec<_> = metrics(record).filter_map(there).collect();
         self.write(&summary(now(), record.step, &scalars))
     }
 

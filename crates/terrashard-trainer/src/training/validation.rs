@@ -3,7 +3,6 @@
 //! Windows are spread over the ranks, each is mapped by itself, and of windows that overlap each pixel counts in that whose border is
 //! farther. Pixels are counted as whole numbers, so the figures do not depend on the number of ranks.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -292,6 +291,15 @@ fn sum_over_ranks(optimizer: &ZeroOptimizer, counts: &[u64]) -> Result<Vec<u64>>
 
 /// By what a checkpoint is ranked, the least first: how far a metric is from 1.
 pub(super) fn distance(record: &ValidationRecord, metric: &str) -> Option<f64> {
+    let mut values = metrics(record);
+    let (_, value) = values.find(|(name, _)| *name == metric)?;
+    value.map(|value| 1.0 - value)
+}
+
+/// Each of [`METRICS`] with its value, none where it is not defined.
+pub(crate) fn metrics(
+    record: &ValidationRecord,
+) -> impl Iterator<Item = (&'static str, Option<f64>)> {
     let Scores {
         iou,
         f1,
@@ -299,13 +307,7 @@ pub(super) fn distance(record: &ValidationRecord, metric: &str) -> Option<f64> {
         recall,
         ..
     } = record.scores;
-    let values = METRICS.into_iter().zip([iou, f1, precision, recall]);
-    let values: BTreeMap<&str, Option<f64>> = values.collect();
-    values
-        .get(metric)
-        .copied()
-        .flatten()
-        .map(|value| 1.0 - value)
+    METRICS.into_iter().zip([iou, f1, precision, recall])
 }
 
 #[cfg(test)]
