@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use crate::Kind;
+use crate::tensor::shown;
 
 /// Why a checkpoint or a model file could not be written or read.
 #[derive(Debug, thiserror::Error)]
@@ -54,7 +55,7 @@ pub enum Error {
         supported: u64,
     },
     /// A manifest that is truncated, or is not one.
-    #[error("{} is truncated or damaged: {source}; use another step", path.display())]
+    #[error("{} is truncated or damaged: {}; use another step", path.display(), shown(source))]
     Manifest {
         /// The manifest.
         path: PathBuf,
@@ -63,7 +64,7 @@ pub enum Error {
         source: serde_json::Error,
     },
     /// A manifest that parses but contradicts itself or the files beside it.
-    #[error("{} is damaged: {subject}: {rule}", path.display())]
+    #[error("{} is damaged: {}: {rule}", path.display(), shown(subject))]
     Malformed {
         /// The manifest, or the file with a header.
         path: PathBuf,
@@ -111,7 +112,7 @@ pub enum Error {
         bytes: Range<u64>,
     },
     /// A checkpoint of another project that cannot be read.
-    #[error("failed to read {} as a checkpoint of another project: {reason}", path.display())]
+    #[error("failed to read {} as a checkpoint of another project: {}", path.display(), shown(reason))]
     Foreign {
         /// The file.
         path: PathBuf,
@@ -119,7 +120,7 @@ pub enum Error {
         reason: String,
     },
     /// A file whose safetensors header cannot be read.
-    #[error("{} is no safetensors file: {reason}", path.display())]
+    #[error("{} is no safetensors file: {}", path.display(), shown(reason))]
     Header {
         /// The file.
         path: PathBuf,
@@ -135,7 +136,7 @@ pub enum Error {
         key: &'static str,
     },
     /// A tensor that is not in the checkpoint or model file.
-    #[error("{} has no {kind} `{name}`", path.display())]
+    #[error("{} has no {kind} `{}`", path.display(), shown(name))]
     UnknownTensor {
         /// The checkpoint or model file.
         path: PathBuf,
@@ -146,8 +147,8 @@ pub enum Error {
     },
     /// Elements past the end of a tensor.
     #[error(
-        "{kind} `{name}` of {} has {numel} elements, asked for {}..{}",
-        path.display(), interval.start, interval.end
+        "{kind} `{}` of {} has {numel} elements, asked for {}..{}",
+        shown(name), path.display(), interval.start, interval.end
     )]
     Interval {
         /// The checkpoint or model file.

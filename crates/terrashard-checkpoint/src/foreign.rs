@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use self::archive::Archive;
 use crate::container::Header;
@@ -14,8 +15,9 @@ use crate::convert::floats;
 use crate::durable::io;
 use crate::{ElementType, Error, Result};
 
-/// A pickle longer than this holds more than the names of a model's tensors.
-const LONGEST_PICKLE: u64 = 64 << 20;
+/// A pickle longer than this holds more than the names of a model's tensors. What is read of one takes up to a hundred times as much
+/// memory.
+const LONGEST_PICKLE: u64 = 16 << 20;
 
 /// A checkpoint that another project wrote, open for reading. Nothing in it is run.
 #[derive(Debug)]
@@ -35,15 +37,15 @@ struct Tensor {
 #[derive(Debug)]
 enum Start {
     At(u64),
-    /// The name of the archive's entry.
-    Entry(String),
+    /// The name of the archive's entry is this folder's and the storage's.
+    Entry(Arc<str>),
 }
 
 /// A tensor as elements of a storage.
 #[derive(Debug, Clone)]
 struct Place {
-    /// The storage's name in an archive.
-    storage: String,
+    /// The storage's name in an archive: one text, however many tensors share it.
+    storage: Arc<str>,
     /// `None` if it is of no float type.
     dtype: Option<ElementType>,
     /// Elements of the whole storage.
@@ -124,8 +126,9 @@ impl ForeignFile {
         let width = dtype.bytes() as u64;
         let start = match &tensor.start {
             Start::At(start) => *start,
-            Start::Entry(entry) => {
-                let content = Archive::open(&self.path)?.content(entry).map_err(named)?;
+            Start::Entry(folder) => {
+                let entry = format!("{folder}data/{}", place.storage);
+                let content = Archive::open(&self.path)?.content(&entry).map_err(named)?;
                 let length = content.end - content.start;
                 if place
                     .elements
@@ -165,6 +168,10 @@ impl Place {
 
     /// The elements in row-major order, of those from the first one on.
     fn ordered(&self, values: &[f32]) -> Vec<f32> {
+        // Sizes beside a zero may be any, so that neither their product nor a list of places is for counting.
+        if self.shape.contains(&0) {
+            return Vec::new();
+        }
         let mut dense = 1;
         let is_dense = self
             .shape
@@ -196,12 +203,13 @@ fn stored(path: &Path, file: &mut File) -> Result<BTreeMap<String, Tensor>> {
     let tensor = |name: String| {
         let (dtype, shape, bytes) = header.tensor(&name)?;
         let elements: usize = shape.iter().product();
-        let mut stride = vec![1; shape.len()];
+        let mut stride = vec![1_usize; shape.len()];
         for axis in (1..shape.len()).rev() {
-            stride[axis - 1] = stride[axis] * shape[axis];
+            // What is beside a zero may be too large; nothing lies there.
+            stride[axis - 1] = stride[axis].saturating_mul(shape[axis]);
         }
         let place = Place {
-            storage: String::new(),
+            storage: Arc::default(),
             dtype,
             elements: elements as u64,
             offset: 0,
@@ -244,8 +252,9 @@ fn archived(path: &Path) -> Result<BTreeMap<String, Tensor>> {
     }
     let pickle = archive::bytes(path, &mut file, content)?;
     let tensors = pickle::tensors(&pickle).map_err(|problem| refuse(path, problem))?;
+    let folder: Arc<str> = folder.into();
     let located = |(name, place): (String, Place)| {
-        let start = Start::Entry(format!("{folder}data/{}", place.storage));
+        let start = Start::Entry(folder.clone());
         (name, Tensor { place, start })
     };
     Ok(tensors.into_iter().map(located).collect())

@@ -135,7 +135,19 @@ impl TensorSpec {
 
 /// Kind and name, as messages show them.
 pub(crate) fn label(name: &str, kind: Kind) -> String {
-    format!("{kind} `{name}`")
+    format!("{kind} `{}`", shown(name))
+}
+
+/// A text of a file as a message shows it: in one line, and nothing in it steers a terminal.
+pub(crate) fn shown(text: impl fmt::Display) -> String {
+    let mut shown = String::new();
+    for character in text.to_string().chars() {
+        match character.is_control() {
+            true => shown.extend(character.escape_default()),
+            false => shown.push(character),
+        }
+    }
+    shown
 }
 
 /// The elements of one tensor that one rank writes.

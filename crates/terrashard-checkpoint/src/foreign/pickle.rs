@@ -1,9 +1,11 @@
 //! What `torch.save` pickles, read without running anything: dictionaries, lists, numbers and tensors. Every other object is kept
 //! as something that is none of these.
 //!
-//! Memory is bounded by the length of the pickle: each instruction makes at most one value, and values refer to others by number.
+//! Memory is bounded by the length of the pickle: each instruction makes at most one value, values refer to others by number, a text is
+//! in memory once however often it is used, and a tensor has few axes.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 use super::Place;
 use crate::ElementType;
@@ -14,24 +16,56 @@ type Problem = String;
 /// The number of a value.
 type Id = usize;
 
+/// A tensor of more axes than this belongs to no model.
+const MOST_AXES: usize = 8;
+
 #[derive(Debug, Clone)]
 enum Value {
     None,
     Number(i64),
-    Text(String),
+    Text(Arc<str>),
     /// A tuple or a list.
     Row(Vec<Id>),
     Dictionary(Vec<(Id, Id)>),
-    /// Module and name.
-    Global(String),
-    Storage {
-        key: String,
-        dtype: Option<ElementType>,
-        elements: u64,
-    },
-    Tensor(Place),
+    Global(Global),
+    Storage(Box<Storage>),
+    Tensor(Box<Place>),
     /// An object of no concern here.
     Other,
+}
+
+/// What a module and a name in it stand for.
+#[derive(Debug, Clone, Copy)]
+enum Global {
+    Dictionary,
+    Tensor,
+    Parameter,
+    /// A storage of these elements; `None` if they are of no float type.
+    Storage(Option<ElementType>),
+    Unknown,
+}
+
+impl Global {
+    fn of(module: &str, name: &str) -> Self {
+        match (module, name) {
+            ("collections", "OrderedDict") => Self::Dictionary,
+            ("torch._utils", "_rebuild_tensor" | "_rebuild_tensor_v2") => Self::Tensor,
+            ("torch._utils", "_rebuild_parameter") => Self::Parameter,
+            ("torch", "FloatStorage") => Self::Storage(Some(ElementType::F32)),
+            ("torch", "DoubleStorage") => Self::Storage(Some(ElementType::F64)),
+            ("torch", "HalfStorage") => Self::Storage(Some(ElementType::F16)),
+            ("torch", "BFloat16Storage") => Self::Storage(Some(ElementType::Bf16)),
+            ("torch", _) => Self::Storage(None),
+            _ => Self::Unknown,
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Storage {
+    key: Arc<str>,
+    dtype: Option<ElementType>,
+    elements: u64,
 }
 
 /// A machine for the instructions of a pickle.
@@ -44,7 +78,7 @@ struct Machine<'a> {
 }
 
 /// The tensors of a pickled dictionary by name, or of the dictionary within it that is the model's.
-pub(super) fn tensors(bytes: &[u8]) -> Result<Vec<(String, Place)>, Problem> {
+pub(super) fn tensors(bytes: &[u8]) -> Result<BTreeMap<String, Place>, Problem> {
     let mut machine = Machine {
         bytes,
         values: Vec::new(),
@@ -62,7 +96,7 @@ pub(super) fn tensors(bytes: &[u8]) -> Result<Vec<(String, Place)>, Problem> {
         return Err("it is no dictionary of tensors".into());
     };
     let tensor = |(key, value): &(Id, Id)| match (&machine.values[*key], &machine.values[*value]) {
-        (Value::Text(name), Value::Tensor(place)) => Some((name.clone(), place.clone())),
+        (Value::Text(name), Value::Tensor(place)) => Some((name.to_string(), (**place).clone())),
         _ => None,
     };
     Ok(items.iter().filter_map(tensor).collect())
@@ -172,13 +206,13 @@ impl Machine<'_> {
                 }
                 b'c' => {
                     let (module, name) = (self.line()?, self.line()?);
-                    self.push(Value::Global(format!("{module} {name}")));
+                    self.push(Value::Global(Global::of(&module, &name)));
                 }
                 0x93 => {
                     let (name, module) = (self.pop()?, self.pop()?);
                     let global = match (&self.values[module], &self.values[name]) {
                         (Value::Text(module), Value::Text(name)) => {
-                            Value::Global(format!("{module} {name}"))
+                            Value::Global(Global::of(module, name))
                         }
                         _ => Value::Other,
                     };
@@ -258,8 +292,9 @@ impl Machine<'_> {
     }
 
     fn text(&mut self, length: usize) -> Result<(), Problem> {
-        let text = String::from_utf8_lossy(self.slice(length)?).into_owned();
-        self.push(Value::Text(text));
+        let text = String::from_utf8_lossy(self.slice(length)?);
+        let text = Value::Text(text.into());
+        self.push(text);
         Ok(())
     }
 
@@ -285,7 +320,7 @@ impl Machine<'_> {
         let Value::Dictionary(items) = &self.values[dictionary] else {
             return None;
         };
-        let named = |key: Id| matches!(&self.values[key], Value::Text(text) if text == name);
+        let named = |key: Id| matches!(&self.values[key], Value::Text(text) if **text == *name);
         let item = items.iter().rev().find(|(key, _)| named(*key));
         item.map(|(_, value)| *value)
     }
@@ -311,36 +346,32 @@ impl Machine<'_> {
         else {
             return Value::Other;
         };
-        let dtype = match kind.strip_prefix("torch ") {
-            Some("FloatStorage") => Some(ElementType::F32),
-            Some("DoubleStorage") => Some(ElementType::F64),
-            Some("HalfStorage") => Some(ElementType::F16),
-            Some("BFloat16Storage") => Some(ElementType::Bf16),
-            _ => None,
-        };
-        Value::Storage {
+        Value::Storage(Box::new(Storage {
             key: key.clone(),
-            dtype,
+            dtype: match kind {
+                Global::Storage(dtype) => *dtype,
+                _ => None,
+            },
             elements: u64::try_from(*elements).unwrap_or(0),
-        }
+        }))
     }
 
     /// Makes what a call of one of a few known functions would; anything else makes nothing.
     fn call(&mut self, callable: Id, arguments: Id) {
-        let Value::Global(name) = &self.values[callable] else {
+        let Value::Global(global) = self.values[callable] else {
             return self.push(Value::Other);
         };
-        match name.as_str() {
-            "collections OrderedDict" => self.push(Value::Dictionary(Vec::new())),
-            "torch._utils _rebuild_tensor" | "torch._utils _rebuild_tensor_v2" => {
-                let tensor = self.tensor(arguments);
+        match global {
+            Global::Dictionary => self.push(Value::Dictionary(Vec::new())),
+            Global::Tensor => {
+                let tensor = self.tensor(arguments).map(Box::new);
                 self.push(tensor.map_or(Value::Other, Value::Tensor));
             }
-            "torch._utils _rebuild_parameter" => match self.row(arguments).first() {
+            Global::Parameter => match self.row(arguments).first() {
                 Some(tensor) => self.stack.push(*tensor),
                 None => self.push(Value::Other),
             },
-            _ => self.push(Value::Other),
+            Global::Storage(_) | Global::Unknown => self.push(Value::Other),
         }
     }
 
@@ -353,20 +384,17 @@ impl Machine<'_> {
             Value::Number(number) => usize::try_from(number).ok(),
             _ => None,
         };
-        let numbers =
-            |id: Id| -> Option<Vec<usize>> { self.row(id).iter().map(|id| number(*id)).collect() };
-        let Value::Storage {
-            key,
-            dtype,
-            elements,
-        } = &self.values[storage]
-        else {
+        let numbers = |id: Id| -> Option<Vec<usize>> {
+            let row = Some(self.row(id)).filter(|row| row.len() <= MOST_AXES)?;
+            row.iter().map(|id| number(*id)).collect()
+        };
+        let Value::Storage(stored) = &self.values[storage] else {
             return None;
         };
         Some(Place {
-            storage: key.clone(),
-            dtype: *dtype,
-            elements: *elements,
+            storage: stored.key.clone(),
+            dtype: stored.dtype,
+            elements: stored.elements,
             offset: number(offset)?,
             shape: numbers(size)?,
             stride: numbers(stride)?,

@@ -1,0 +1,5 @@
+//! `checkpoints::safetensors` with any bytes.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| terrashard_checkpoint_fuzz::checkpoints::safetensors(bytes));
