@@ -57,6 +57,8 @@ pub struct StagesBench {
     pub persist_bytes: usize,
     /// Whether one more step of each of ours is profiled.
     pub profile: bool,
+    /// Whether GPUs run what comes again by graphs of its kernels.
+    pub graphs: bool,
     /// The peers to measure beside ours.
     pub peers: Option<Peers>,
     /// The time after which one measurement is given up.
@@ -140,6 +142,20 @@ pub struct Measured {
     /// What one more step of the first rank consists of, where that was asked for: kernels first, each by falling time.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub profile: Vec<Part>,
+    /// What became of graphs of kernels, where there were some.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub graphs: Option<GraphUse>,
+}
+
+/// Graphs of kernels on the GPU of the first rank.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GraphUse {
+    /// Made.
+    pub made: u64,
+    /// Runs of them, in all steps.
+    pub runs: u64,
+    /// Memory that they hold, GiB.
+    pub held_gib: f64,
 }
 
 /// All calls of one name in a step.
@@ -301,6 +317,7 @@ fn jobs(bench: &StagesBench) -> Result<Vec<Job>, job::Error> {
                                 persist_bytes: bench.persist_bytes,
                                 memory: None,
                                 profile: bench.profile,
+                                graphs: bench.graphs,
                             });
                         }
                     }

@@ -43,6 +43,8 @@ fn job(row: &Value) -> Job {
         persist_bytes: row["persist_bytes"].as_u64().unwrap_or(0) as usize,
         memory: None,
         profile: false,
+        // The records are older than graphs.
+        graphs: false,
     }
 }
 

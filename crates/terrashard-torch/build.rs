@@ -66,6 +66,7 @@ mod libtorch {
                 "src/compiled.cc",
                 "src/depthwise.cc",
                 "src/flat.cc",
+                "src/graph.cc",
                 "src/host_buffer.cc",
                 "src/loss.cc",
                 "src/norm.cc",

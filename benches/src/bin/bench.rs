@@ -198,6 +198,9 @@ struct Stages {
     /// Profile one more step of each of ours: kernels and calls with their numbers and times go into the row.
     #[arg(long)]
     profile: bool,
+    /// Start each kernel by itself, and none by graphs of what comes again.
+    #[arg(long)]
+    no_graphs: bool,
     /// The peers' scripts, to run theirs beside ours.
     #[arg(long, requires = "python")]
     peers: Option<PathBuf>,
@@ -375,6 +378,7 @@ fn run_stages(arguments: Stages) -> Result<(), Failure> {
         overlap: !arguments.no_overlap,
         persist_bytes: arguments.persist_bytes,
         profile: arguments.profile,
+        graphs: !arguments.no_graphs,
         peers: scripts.map(|(folder, python)| Peers {
             scripts: Scripts { folder, python },
             names: arguments.peer,

@@ -26,8 +26,8 @@ mod without {
 
     use burn::tensor;
 
-    use super::super::job::{Device, Error, Job, Precision};
-    use super::super::{Measured, Part};
+    use super::super::job::{Device, Error, Job};
+    use super::super::{GraphUse, Measured, Part};
     use super::missing;
 
     pub(crate) fn libtorch(job: &Job) -> Result<tensor::Device, Error> {
@@ -40,7 +40,7 @@ mod without {
             .map_err(|error| error.to_string())
     }
 
-    pub(crate) fn prepare(_: Precision) -> Result<(), String> {
+    pub(crate) fn prepare(_: &Job) -> Result<(), String> {
         Ok(())
     }
 
@@ -48,6 +48,10 @@ mod without {
 
     pub(crate) fn peaks(_: Option<usize>) -> [Option<f64>; 2] {
         [None; 2]
+    }
+
+    pub(crate) fn graphs(_: Option<usize>) -> Option<GraphUse> {
+        None
     }
 
     pub(crate) fn profiled(
@@ -65,11 +69,11 @@ mod libtorch {
 
     use burn::tensor;
     use terrashard_collectives::local;
-    use terrashard_torch::{Memory, Profile, tch};
+    use terrashard_torch::{Graphs, Memory, Profile, tch};
 
     use super::super::job::{Error, Job, Precision};
     use super::super::rank::measure;
-    use super::super::{Measured, Part};
+    use super::super::{GraphUse, Measured, Part};
 
     pub(crate) fn libtorch(job: &Job) -> Result<tensor::Device, Error> {
         tch::set_num_threads(job.threads() as i32);
@@ -148,9 +152,22 @@ mod libtorch {
         }
     }
 
-    pub(crate) fn prepare(precision: Precision) -> Result<(), String> {
-        let set = terrashard_torch::set_tf32(precision != Precision::Fp32);
+    pub(crate) fn prepare(job: &Job) -> Result<(), String> {
+        let set = terrashard_torch::set_tf32(job.precision != Precision::Fp32);
+        let set = set.and_then(|()| Graphs::set(job.graphs));
         set.map_err(|error| error.to_string())
+    }
+
+    /// Graphs of kernels that were made, their runs, and GiB that they hold.
+    pub(crate) fn graphs(gpu: Option<usize>) -> Option<GraphUse> {
+        gpu?;
+        let Graphs { made, runs, held } = Graphs::counts().ok()?;
+        let held_gib = held as f64 / f64::from(1 << 30);
+        (made > 0).then_some(GraphUse {
+            made,
+            runs,
+            held_gib,
+        })
     }
 
     /// Memory of the set-up counts no more.

@@ -53,6 +53,7 @@ fn settings(job: &Job, model: ModelConfig) -> Config {
                 Precision::Bf16 => config::Precision::Bf16,
                 Precision::Fp16 => config::Precision::Fp16,
             },
+            graphs: job.graphs,
             ..TrainSection::default()
         },
         zero: ZeroSection {

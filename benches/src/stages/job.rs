@@ -164,6 +164,8 @@ pub struct Job {
     /// Whether one more step is profiled after those that are timed.
     #[serde(default)]
     pub profile: bool,
+    /// Whether GPUs run what comes again by graphs of its kernels.
+    pub graphs: bool,
 }
 
 impl Job {

@@ -106,7 +106,7 @@ pub(super) fn measure(
     device: tensor::Device,
     gpu: Option<usize>,
 ) -> Result<Measured, String> {
-    device::prepare(job.precision)?;
+    device::prepare(job)?;
     let silent = Silent::new(communicator);
     let switch = silent.switch();
     let mut rank = Rank::new(job, Arc::new(silent), device).map_err(|error| error.to_string())?;
@@ -128,6 +128,7 @@ pub(super) fn measure(
     let [alloc, reserved] = device::peaks(gpu);
     let peaks = rank.largest([alloc, reserved].map(|gib| gib.unwrap_or(0.0)))?;
     let loss = rank.told(losses)?;
+    let graphs = device::graphs(gpu);
 
     let profile = match job.profile {
         true => {
@@ -165,6 +166,7 @@ pub(super) fn measure(
         parameters: rank.parameters(),
         setup_s,
         profile,
+        graphs,
     })
 }
 

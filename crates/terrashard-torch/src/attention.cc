@@ -93,6 +93,12 @@ std::array<at::Tensor, 3> matrices_backward(const at::Tensor& gradient, const at
   return {gq, gk, gv};
 }
 
+// Stands for a seed or an offset that nobody reads. Never freed: threads may end after their device has.
+const at::Tensor& unread() {
+  static const auto& unread = *new at::Tensor(at::empty({}, at::kLong));
+  return unread;
+}
+
 }  // namespace
 
 Attended attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale) {
@@ -129,7 +135,8 @@ std::array<at::Tensor, 3> attend_backward(const at::Tensor& gradient, const at::
     case Kernel::kFlash: {
       auto [gq, gk, gv] = at::_flash_attention_backward(by_tokens(gradient), by_tokens(q), by_tokens(k), by_tokens(v),
                                                         by_tokens(saved.output), saved.sums, at::Tensor(), at::Tensor(),
-                                                        q.size(2), k.size(2), 0.0, false, saved.seed, saved.offset, scale);
+                                                        q.size(2), k.size(2), 0.0, false, saved.seed.defined() ? saved.seed : unread(),
+                                                        saved.offset.defined() ? saved.offset : unread(), scale);
       return {by_tokens(gq), by_tokens(gk), by_tokens(gv)};
     }
     case Kernel::kEfficient:

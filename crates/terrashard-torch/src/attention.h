@@ -11,7 +11,7 @@
 namespace terrashard {
 
 // The result, and what its gradients need beside the inputs: the scores' logarithms of sums, and the generator's seed and
-// offset, of which a kernel without dropout makes no use but which it asks for.
+// offset, of which a kernel without dropout makes no use but which it asks for; they may be undefined.
 struct Attended {
   at::Tensor output, sums, seed, offset;
 };

@@ -7,6 +7,7 @@
 #include "attention.h"
 #include "compiled.h"
 #include "depthwise.h"
+#include "graph.h"
 #include "guarded.h"
 #include "norm.h"
 #include "products.h"
@@ -30,6 +31,7 @@
 
 #include <array>
 #include <cmath>
+#include <cstring>
 #include <vector>
 
 using at::Tensor;
@@ -73,12 +75,16 @@ Tensor as_tokens(const Tensor& map) {
   return shaped(permuted(map, {0, 2, 3, 1}), {map.size(0), map.size(2) * map.size(3), map.size(1)});
 }
 
-// x weight^T + bias over the last dimension, and `beside` added where there is that.
-Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor* beside = nullptr) {
+// `x` as rows, if it is defined.
+Tensor rows_or_undefined(const Tensor& x) { return x.defined() ? rows(x) : x; }
+
+// x weight^T + bias over the last dimension, and `beside` added where there is that. Perhaps in the memory of `into`.
+Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor* beside = nullptr,
+              const Tensor& into = {}) {
   terrashard::Sizes sizes(x.sizes());
   sizes.back() = weight.size(0);
   const auto more = beside ? rows(*beside) : Tensor();
-  return shaped(terrashard::linear(rows(x), weight, bias, beside ? &more : nullptr), sizes);
+  return shaped(terrashard::linear(rows(x), weight, bias, beside ? &more : nullptr, rows_or_undefined(into)), sizes);
 }
 
 // [8, count] ones like x. Kept, since they are always the same, and never freed: a thread may end after its device has.
@@ -86,8 +92,8 @@ Tensor ones(const Tensor& x, int64_t count) {
   thread_local auto& kept = *new std::vector<Tensor>;
   for (auto& ones : kept) {
     if (ones.device() != x.device() || ones.scalar_type() != x.scalar_type()) continue;
-    if (ones.size(1) < count) ones = at::ones({8, count}, x.options());
-    return ones.narrow(1, 0, count);
+    // Those that are too short stay, since a graph may read them.
+    if (ones.size(1) >= count) return ones.narrow(1, 0, count);
   }
   kept.push_back(at::ones({8, count}, x.options()));
   return kept.back();
@@ -130,6 +136,8 @@ struct Parameters {
   const Tensor* const* values;
   const bool* wanted;
   Tensor** out;
+  // Memory for each gradient, where it is not undefined.
+  const Tensor* into;
 
   const Tensor& operator[](int index) const { return *values[index]; }
 
@@ -137,15 +145,17 @@ struct Parameters {
 
   // Weight and bias from the gradient of `y = x weight^T + bias`.
   void give_linear(int weight, const Tensor& gradient, const Tensor& x) const {
-    if (wanted[weight]) give(weight, linear_weight(gradient, x));
-    if (wanted[weight + 1]) give(weight + 1, sum_of_rows(gradient));
+    if (wanted[weight]) give(weight, linear_weight(gradient, x, into[weight]));
+    if (wanted[weight + 1]) give(weight + 1, sum_of_rows(gradient, into[weight + 1]));
   }
 
-  // Weight and bias of a normalisation; gives back the gradient of its input, with `beside` added where there is that.
-  Tensor give_norm(int weight, const Tensor& gradient, const Tensor& x, const Norm& norm, bool input,
-                   const Tensor* beside) const {
+  // Weight and bias of a normalisation; gives back the gradient of its input, with `beside` added where there is that, perhaps in the
+  // memory of `into_input`.
+  Tensor give_norm(int weight, const Tensor& gradient, const Tensor& x, const Norm& norm, bool input, const Tensor* beside,
+                   const Tensor& into_input = {}) const {
     auto all = terrashard::normalised_backward(gradient, x, norm, *values[weight], *values[weight + 1],
-                                               {input, wanted[weight], wanted[weight + 1]}, beside);
+                                               {input, wanted[weight], wanted[weight + 1]}, beside,
+                                               {into_input, into[weight], into[weight + 1]});
     give(weight, std::move(all.weight));
     give(weight + 1, std::move(all.bias));
     return std::move(all.x);
@@ -172,9 +182,10 @@ void give_zeros(const Tensor& x, const Parameters& parameters, int count, bool i
 }
 
 // The branch's last layer, what is dropped of it, and x added.
-Tensor last(const Tensor& hidden, const Tensor& weight, const Tensor& bias, const Tensor& x, const Tensor* kept) {
-  if (kept == nullptr) return linear(hidden, weight, bias, &x);
-  return linear(hidden, weight, bias).mul_(*kept).add_(x);
+Tensor last(const Tensor& hidden, const Tensor& weight, const Tensor& bias, const Tensor& x, const Tensor* kept,
+            const Tensor& into) {
+  if (kept == nullptr) return linear(hidden, weight, bias, &x, into);
+  return linear(hidden, weight, bias, nullptr, into).mul_(*kept).add_(x);
 }
 
 // ---------------------------------------------------------------------------------------------------- attention
@@ -187,8 +198,6 @@ enum AttentionSaved {
   kKeysValues,
   kMixed,
   kSums,
-  kSeed,
-  kOffset,
   kReduced,
   kAttentionSaved
 };
@@ -231,9 +240,10 @@ Tensor patch_weight(const Tensor& weight) {
   return shaped(permuted(weight, {0, 2, 3, 1}), {weight.size(0), weight.numel() / weight.size(0)});
 }
 
-Tensor reduced_map(const Tensor& x, const Parameters& p, const TerrashardAttention& how) {
+Tensor reduced_map(const Tensor& x, const Parameters& p, const TerrashardAttention& how, const Tensor& into) {
   if (fills(how)) {
-    const auto y = linear(patch_rows(x, how), patch_weight(p[kReduction]), p[kReduction + 1]);
+    const auto y =
+        linear(patch_rows(x, how), patch_weight(p[kReduction]), p[kReduction + 1], nullptr, rows_or_undefined(into));
     return shaped(y, {x.size(0), y.size(0) / x.size(0), y.size(1)});
   }
   return as_tokens(at::conv2d(as_map(x, how.height, how.width), p[kReduction], p[kReduction + 1],
@@ -251,7 +261,7 @@ Tensor reduced_map_backward(const Tensor& gradient, const Tensor& x, const Param
       const auto gw = shaped(linear_weight(g, patch_rows(x, how)), {weight.size(0), r, r, weight.size(1)});
       p.give(kReduction, permuted(gw, {0, 3, 1, 2}).contiguous());
     }
-    if (p.wanted[kReduction + 1]) p.give(kReduction + 1, sum_of_rows(g));
+    if (p.wanted[kReduction + 1]) p.give(kReduction + 1, sum_of_rows(g, p.into[kReduction + 1]));
     return from_patch_rows(linear_input(g, patch_weight(weight)), weight.size(1), how);
   }
   std::array<int64_t, 1> bias{weight.size(0)};
@@ -301,8 +311,8 @@ Tensor activated_backward(Tensor gradient, const Tensor& x, int64_t activation) 
 
 // The depthwise convolution, and the activation of what it gives.
 terrashard::Depthwise convolved_and_activated(const Tensor& x, const Tensor& weight, const Tensor& bias,
-                                              const TerrashardFeedForward& how) {
-  auto both = terrashard::depthwise(x, weight, bias, how.height, how.width, how.activation == kGelu);
+                                              const TerrashardFeedForward& how, const Tensor& into) {
+  auto both = terrashard::depthwise(x, weight, bias, how.height, how.width, how.activation == kGelu, into);
   if (!both) {
     const auto map = as_map(x, how.height, how.width);
     both = {x.is_cuda() ? as_tokens(at::conv2d(map, weight, {}, 1, 1, 1, x.size(2)))
@@ -320,7 +330,8 @@ terrashard::Depthwise convolved_and_activated(const Tensor& x, const Tensor& wei
 
 // Gives the gradients of the depthwise convolution's weight and bias, and gives back that of its input.
 Tensor depthwise_backward(const Tensor& gradient, const Tensor& x, const Parameters& p, const TerrashardFeedForward& how) {
-  if (auto all = terrashard::depthwise_backward(gradient, x, p[kDepthwise], how.height, how.width)) {
+  if (auto all = terrashard::depthwise_backward(gradient, x, p[kDepthwise], how.height, how.width, p.into[kDepthwise],
+                                                 p.into[kDepthwise + 1])) {
     if (p.wanted[kDepthwise]) p.give(kDepthwise, all->weight);
     if (p.wanted[kDepthwise + 1]) p.give(kDepthwise + 1, all->bias);
     return all->x;
@@ -332,6 +343,36 @@ Tensor depthwise_backward(const Tensor& gradient, const Tensor& x, const Paramet
       {1, 1}, false, {0, 0}, x.size(2), {true, p.wanted[kDepthwise], false});
   p.give(kDepthwise, gw);
   return as_tokens(gmap);
+}
+
+// ---------------------------------------------------------------------------------------------------- graphs
+
+enum Call { kAttentionForward, kAttentionBackward, kFeedForwardForward, kFeedForwardBackward };
+
+// `moving`: what is neither a parameter nor `saved`, at the end the factors of samples.
+terrashard::Task task(Call call, std::array<int64_t, 6> settings, std::initializer_list<const Tensor*> moving,
+                      const Tensor* const* parameters, int count, const Tensor* const* saved, int saved_count,
+                      Tensor** out, int outs, const bool* wanted) {
+  terrashard::Task task{call, settings, {}, moving.size(), moving.size(), out, static_cast<size_t>(outs), wanted};
+  task.inputs.append(moving.begin(), moving.end());
+  task.inputs.append(parameters, parameters + count);
+  task.inputs.append(saved, saved + saved_count);
+  return task;
+}
+
+// A number's bits, to be compared.
+int64_t bits(double number) {
+  int64_t bits;
+  std::memcpy(&bits, &number, sizeof(bits));
+  return bits;
+}
+
+std::array<int64_t, 6> settings(const TerrashardAttention& how) {
+  return {how.heads, how.height, how.width, how.ratio, bits(how.epsilon), bits(how.reduced_epsilon)};
+}
+
+std::array<int64_t, 6> settings(const TerrashardFeedForward& how) {
+  return {how.height, how.width, how.activation, bits(how.epsilon)};
 }
 
 }  // namespace
@@ -347,28 +388,32 @@ int terrashard_attention_branch(char** message, const Tensor* x, const Tensor* c
       out[0] = given(at::empty_like(*x));
       return;
     }
-    const Parameters p{parameters, nullptr, nullptr};
-    auto* saved = out + 1;
-    auto source = normalised(*x, p[kNorm], p[kNorm + 1], how->epsilon).y;
-    const auto q = linear(source, p[kQ], p[kQ + 1]);
-    if (!makes_queries_again(*x)) saved[kQueries] = given(q);
-    if (how->ratio > 1) {
-      auto reduced = reduced_map(source, p, *how);
-      source = normalised(reduced, p[kReducedNorm], p[kReducedNorm + 1], how->reduced_epsilon).y;
-      saved[kReduced] = given(std::move(reduced));
-    }
-    const auto kv = linear(source, p[kKv], p[kKv + 1]);
-    source.reset();
-    const auto heads = by_heads(q, how->heads);
-    const auto [k, v] = keys_and_values(kv, how->heads);
-    auto attended = terrashard::attend(heads, k, v, scale_of(heads));
-    const auto mixed = from_heads(attended.output);
-    out[0] = given(last(mixed, p[kOut], p[kOut + 1], *x, kept));
-    saved[kKeysValues] = given(kv);
-    saved[kMixed] = given(mixed);
-    saved[kSums] = given(std::move(attended.sums));
-    saved[kSeed] = given(std::move(attended.seed));
-    saved[kOffset] = given(std::move(attended.offset));
+    const auto task = ::task(kAttentionForward, settings(*how), {x, kept}, parameters, kAttentionParameters, nullptr, 0, out,
+                             1 + kAttentionSaved, nullptr);
+    terrashard::by_graph(task, [&](const Tensor* const* moving, const Tensor* into) {
+      const auto [x, kept] = std::array{moving[0], moving[1]};
+      const Parameters p{parameters, nullptr, nullptr, nullptr};
+      auto* saved = out + 1;
+      const auto* into_saved = into + 1;
+      auto source = normalised(*x, p[kNorm], p[kNorm + 1], how->epsilon).y;
+      const auto q = linear(source, p[kQ], p[kQ + 1]);
+      if (!makes_queries_again(*x)) saved[kQueries] = given(q);
+      if (how->ratio > 1) {
+        auto reduced = reduced_map(source, p, *how, into_saved[kReduced]);
+        source = normalised(reduced, p[kReducedNorm], p[kReducedNorm + 1], how->reduced_epsilon).y;
+        saved[kReduced] = given(std::move(reduced));
+      }
+      const auto kv = linear(source, p[kKv], p[kKv + 1], nullptr, into_saved[kKeysValues]);
+      source.reset();
+      const auto heads = by_heads(q, how->heads);
+      const auto [k, v] = keys_and_values(kv, how->heads);
+      auto attended = terrashard::attend(heads, k, v, scale_of(heads));
+      const auto mixed = from_heads(attended.output);
+      out[0] = given(last(mixed, p[kOut], p[kOut + 1], *x, kept, into[0]));
+      saved[kKeysValues] = given(kv);
+      saved[kMixed] = given(mixed);
+      saved[kSums] = given(std::move(attended.sums));
+    });
   });
 }
 
@@ -378,41 +423,45 @@ int terrashard_attention_branch_backward(char** message, const Tensor* gradient,
                                          const TerrashardAttention* how, const Tensor* kept, const bool* wanted,
                                          Tensor** out) {
   return guarded(message, [&] {
-    const Parameters p{parameters, wanted + 1, out + 1};
-    if (is_empty(*x)) return give_zeros(*x, p, kAttentionParameters, wanted[0], out);
-    const auto& mixed = needed(saved[kMixed]);
-    const auto norm = normalised(*x, p[kNorm], p[kNorm + 1], how->epsilon);
-    Tensor gq, gkv;
-    {
-      const auto gy = rows(kept == nullptr ? gradient->contiguous() : gradient->mul(*kept));
-      p.give_linear(kOut, gy, rows(mixed));
-      const auto gmixed = by_heads(shaped(linear_input(gy, p[kOut]), mixed.sizes()), how->heads);
-      const auto q = by_heads(
-          saved[kQueries] == nullptr ? linear(norm.y, p[kQ], p[kQ + 1]) : *saved[kQueries], how->heads);
-      const auto [k, v] = keys_and_values(needed(saved[kKeysValues]), how->heads);
-      const terrashard::Attended attended{by_heads(mixed, how->heads), value_or_undefined(saved[kSums]),
-                                          value_or_undefined(saved[kSeed]), value_or_undefined(saved[kOffset])};
-      auto [gheads, gk, gv] = terrashard::attend_backward(gmixed, q, k, v, attended, scale_of(q));
-      gq = rows(from_heads(gheads));
-      gkv = at::stack({permuted(gk, {0, 2, 1, 3}), permuted(gv, {0, 2, 1, 3})}, 2);
-      gkv = shaped(gkv, {gkv.numel() / p[kKv].size(0), p[kKv].size(0)});
-    }
-    p.give_linear(kQ, gq, rows(norm.y));
-    Tensor gn;
-    if (how->ratio > 1) {
-      const auto& reduced = needed(saved[kReduced]);
-      const auto second = normalised(reduced, p[kReducedNorm], p[kReducedNorm + 1], how->reduced_epsilon);
-      p.give_linear(kKv, gkv, rows(second.y));
-      const auto gsource = shaped(linear_input(gkv, p[kKv]), reduced.sizes());
-      const auto greduced = p.give_norm(kReducedNorm, gsource, reduced, second, true, nullptr);
-      gn = reduced_map_backward(greduced, norm.y, p, *how);
-    } else {
-      p.give_linear(kKv, gkv, rows(norm.y));
-      gn = linear_input(gkv, p[kKv]);
-    }
-    terrashard::add_linear_input(gn, gq, p[kQ]);
-    gq.reset();
-    out[0] = given(p.give_norm(kNorm, shaped(gn, x->sizes()), *x, norm, wanted[0], gradient));
+    if (is_empty(*x)) return give_zeros(*x, {parameters, wanted + 1, out + 1, nullptr}, kAttentionParameters, wanted[0], out);
+    const auto task = ::task(kAttentionBackward, settings(*how), {gradient, x, kept}, parameters, kAttentionParameters, saved,
+                             kAttentionSaved, out, 1 + kAttentionParameters, wanted);
+    terrashard::by_graph(task, [&](const Tensor* const* moving, const Tensor* into) {
+      const auto [gradient, x, kept] = std::array{moving[0], moving[1], moving[2]};
+      const Parameters p{parameters, wanted + 1, out + 1, into + 1};
+      const auto& mixed = needed(saved[kMixed]);
+      const auto norm = normalised(*x, p[kNorm], p[kNorm + 1], how->epsilon);
+      Tensor gq, gkv;
+      {
+        const auto gy = rows(kept == nullptr ? gradient->contiguous() : gradient->mul(*kept));
+        p.give_linear(kOut, gy, rows(mixed));
+        const auto gmixed = by_heads(shaped(linear_input(gy, p[kOut]), mixed.sizes()), how->heads);
+        const auto q = by_heads(
+            saved[kQueries] == nullptr ? linear(norm.y, p[kQ], p[kQ + 1]) : *saved[kQueries], how->heads);
+        const auto [k, v] = keys_and_values(needed(saved[kKeysValues]), how->heads);
+        const terrashard::Attended attended{by_heads(mixed, how->heads), value_or_undefined(saved[kSums]), {}, {}};
+        auto [gheads, gk, gv] = terrashard::attend_backward(gmixed, q, k, v, attended, scale_of(q));
+        gq = rows(from_heads(gheads));
+        gkv = at::stack({permuted(gk, {0, 2, 1, 3}), permuted(gv, {0, 2, 1, 3})}, 2);
+        gkv = shaped(gkv, {gkv.numel() / p[kKv].size(0), p[kKv].size(0)});
+      }
+      p.give_linear(kQ, gq, rows(norm.y));
+      Tensor gn;
+      if (how->ratio > 1) {
+        const auto& reduced = needed(saved[kReduced]);
+        const auto second = normalised(reduced, p[kReducedNorm], p[kReducedNorm + 1], how->reduced_epsilon);
+        p.give_linear(kKv, gkv, rows(second.y));
+        const auto gsource = shaped(linear_input(gkv, p[kKv]), reduced.sizes());
+        const auto greduced = p.give_norm(kReducedNorm, gsource, reduced, second, true, nullptr);
+        gn = reduced_map_backward(greduced, norm.y, p, *how);
+      } else {
+        p.give_linear(kKv, gkv, rows(norm.y));
+        gn = linear_input(gkv, p[kKv]);
+      }
+      terrashard::add_linear_input(gn, gq, p[kQ]);
+      gq.reset();
+      out[0] = given(p.give_norm(kNorm, shaped(gn, x->sizes()), *x, norm, wanted[0], gradient, into[0]));
+    });
   });
 }
 
@@ -424,14 +473,19 @@ int terrashard_feed_forward_branch(char** message, const Tensor* x, const Tensor
       out[0] = given(at::empty_like(*x));
       return;
     }
-    const Parameters p{parameters, nullptr, nullptr};
-    auto hidden =
-        linear(normalised(*x, p[kFeedNorm], p[kFeedNorm + 1], how->epsilon).y, p[kFirst], p[kFirst + 1]);
-    if (!makes_hidden_again(*x)) out[1 + kHidden] = given(hidden);
-    auto both = convolved_and_activated(hidden, p[kDepthwise], p[kDepthwise + 1], *how);
-    hidden.reset();
-    out[0] = given(last(both.activated, p[kSecond], p[kSecond + 1], *x, kept));
-    out[1 + kConvolved] = given(std::move(both.convolved));
+    const auto task = ::task(kFeedForwardForward, settings(*how), {x, kept}, parameters, kFeedForwardParameters, nullptr, 0, out,
+                             1 + kFeedForwardSaved, nullptr);
+    terrashard::by_graph(task, [&](const Tensor* const* moving, const Tensor* into) {
+      const auto [x, kept] = std::array{moving[0], moving[1]};
+      const Parameters p{parameters, nullptr, nullptr, nullptr};
+      auto hidden =
+          linear(normalised(*x, p[kFeedNorm], p[kFeedNorm + 1], how->epsilon).y, p[kFirst], p[kFirst + 1]);
+      if (!makes_hidden_again(*x)) out[1 + kHidden] = given(hidden);
+      auto both = convolved_and_activated(hidden, p[kDepthwise], p[kDepthwise + 1], *how, into[1 + kConvolved]);
+      hidden.reset();
+      out[0] = given(last(both.activated, p[kSecond], p[kSecond + 1], *x, kept, into[0]));
+      out[1 + kConvolved] = given(std::move(both.convolved));
+    });
   });
 }
 
@@ -441,22 +495,27 @@ int terrashard_feed_forward_branch_backward(char** message, const Tensor* gradie
                                             const TerrashardFeedForward* how, const Tensor* kept, const bool* wanted,
                                             Tensor** out) {
   return guarded(message, [&] {
-    const Parameters p{parameters, wanted + 1, out + 1};
-    if (is_empty(*x)) return give_zeros(*x, p, kFeedForwardParameters, wanted[0], out);
-    const auto& convolved = needed(saved[kConvolved]);
-    const auto norm = normalised(*x, p[kFeedNorm], p[kFeedNorm + 1], how->epsilon);
-    Tensor ghidden;
-    {
-      const auto gy = rows(kept == nullptr ? gradient->contiguous() : gradient->mul(*kept));
-      p.give_linear(kSecond, gy, rows(activated(convolved, how->activation)));
-      auto gconvolved = activated_backward(shaped(linear_input(gy, p[kSecond]), convolved.sizes()), convolved, how->activation);
-      const auto hidden = saved[kHidden] == nullptr ? linear(norm.y, p[kFirst], p[kFirst + 1]) : *saved[kHidden];
-      ghidden = rows(depthwise_backward(gconvolved, hidden, p, *how));
-    }
-    p.give_linear(kFirst, ghidden, rows(norm.y));
-    const auto gn = shaped(linear_input(ghidden, p[kFirst]), x->sizes());
-    ghidden.reset();
-    out[0] = given(p.give_norm(kFeedNorm, gn, *x, norm, wanted[0], gradient));
+    if (is_empty(*x)) return give_zeros(*x, {parameters, wanted + 1, out + 1, nullptr}, kFeedForwardParameters, wanted[0], out);
+    const auto task = ::task(kFeedForwardBackward, settings(*how), {gradient, x, kept}, parameters, kFeedForwardParameters, saved,
+                             kFeedForwardSaved, out, 1 + kFeedForwardParameters, wanted);
+    terrashard::by_graph(task, [&](const Tensor* const* moving, const Tensor* into) {
+      const auto [gradient, x, kept] = std::array{moving[0], moving[1], moving[2]};
+      const Parameters p{parameters, wanted + 1, out + 1, into + 1};
+      const auto& convolved = needed(saved[kConvolved]);
+      const auto norm = normalised(*x, p[kFeedNorm], p[kFeedNorm + 1], how->epsilon);
+      Tensor ghidden;
+      {
+        const auto gy = rows(kept == nullptr ? gradient->contiguous() : gradient->mul(*kept));
+        p.give_linear(kSecond, gy, rows(activated(convolved, how->activation)));
+        auto gconvolved = activated_backward(shaped(linear_input(gy, p[kSecond]), convolved.sizes()), convolved, how->activation);
+        const auto hidden = saved[kHidden] == nullptr ? linear(norm.y, p[kFirst], p[kFirst + 1]) : *saved[kHidden];
+        ghidden = rows(depthwise_backward(gconvolved, hidden, p, *how));
+      }
+      p.give_linear(kFirst, ghidden, rows(norm.y));
+      const auto gn = shaped(linear_input(ghidden, p[kFirst]), x->sizes());
+      ghidden.reset();
+      out[0] = given(p.give_norm(kFeedNorm, gn, *x, norm, wanted[0], gradient, into[0]));
+    });
   });
 }
 

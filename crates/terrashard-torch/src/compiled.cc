@@ -4,6 +4,7 @@
 #include "compiled.h"
 
 #include "compiled_types.h"
+#include "graph.h"
 
 #include <c10/util/Exception.h>
 
@@ -153,9 +154,8 @@ void* Program::function(const char* name) const {
 }
 
 void Program::launch(const char* name, unsigned blocks, unsigned threads, void** arguments) const {
-  // LibTorch computes on the default stream.
   const int error =
-      Libraries::get().launch(function(name), blocks, 1, 1, threads, 1, 1, 0, nullptr, arguments, nullptr);
+      Libraries::get().launch(function(name), blocks, 1, 1, threads, 1, 1, 0, launch_stream(), arguments, nullptr);
   TORCH_CHECK(error == 0, "the driver cannot start ", name, ": error ", error);
 }
 

@@ -55,23 +55,26 @@ void convolve(const Program& kernels, const Tensor& x, const Tensor& weight, con
 }  // namespace
 
 std::optional<Depthwise> depthwise(const Tensor& x, const Tensor& weight, const Tensor& bias, int64_t height,
-                                   int64_t width, bool activated) {
+                                   int64_t width, bool activated, const Tensor& into) {
   const c10::OptionalDeviceGuard guard(x.device());
   const auto* kernels = program(x, weight);
   if (kernels == nullptr || bias.scalar_type() != x.scalar_type()) return {};
   const auto own = aligned(bias);
-  Depthwise result{fresh_like(x), activated ? fresh_like(x) : Tensor()};
+  Depthwise result{fresh(x.sizes(), x, x.scalar_type(), into), activated ? fresh_like(x) : Tensor()};
   convolve(*kernels, x, weight, &own, result.convolved, activated ? &result.activated : nullptr, height, width,
            0);
   return result;
 }
 
 std::optional<DepthwiseGradients> depthwise_backward(const Tensor& gradient, const Tensor& x, const Tensor& weight,
-                                                     int64_t height, int64_t width) {
+                                                     int64_t height, int64_t width, const Tensor& into_weight,
+                                                     const Tensor& into_bias) {
   const c10::OptionalDeviceGuard guard(x.device());
   const auto* kernels = program(x, weight);
   if (kernels == nullptr || gradient.scalar_type() != x.scalar_type() || !is_vectors(gradient)) return {};
-  DepthwiseGradients all{fresh_like(x), fresh_like(weight), fresh({weight.size(0)}, weight, weight.scalar_type())};
+  const auto type = weight.scalar_type();
+  DepthwiseGradients all{fresh_like(x), fresh(weight.sizes(), weight, type, into_weight),
+                         fresh({weight.size(0)}, weight, type, into_bias)};
   convolve(*kernels, gradient, weight, nullptr, all.x, nullptr, height, width, 1);
   int64_t vectors = vectors_of(x), channels = x.size(-1), rows = x.size(0) * height;
   int64_t groups = vectors / lanes_of(x);

@@ -16,9 +16,9 @@ struct Depthwise {
   at::Tensor activated;
 };
 
-// Nothing where the kernels do not suit: callers have another way.
+// Nothing where the kernels do not suit: callers have another way. Perhaps in the memory of `into`, as below.
 std::optional<Depthwise> depthwise(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, int64_t height,
-                                   int64_t width, bool activated);
+                                   int64_t width, bool activated, const at::Tensor& into = {});
 
 struct DepthwiseGradients {
   at::Tensor x, weight, bias;
@@ -26,6 +26,7 @@ struct DepthwiseGradients {
 
 // Gradients of x, weight and bias. Nothing as above.
 std::optional<DepthwiseGradients> depthwise_backward(const at::Tensor& gradient, const at::Tensor& x,
-                                                     const at::Tensor& weight, int64_t height, int64_t width);
+                                                     const at::Tensor& weight, int64_t height, int64_t width,
+                                                     const at::Tensor& into_weight = {}, const at::Tensor& into_bias = {});
 
 }  // namespace terrashard

@@ -45,6 +45,8 @@ mod flat;
 #[cfg(feature = "tch")]
 mod gradients;
 #[cfg(feature = "tch")]
+mod graphs;
+#[cfg(feature = "tch")]
 mod host_buffer;
 #[cfg(feature = "tch")]
 mod loss;
@@ -71,6 +73,7 @@ pub use {
     error::{Error, Result},
     flat::{Pieces, sums_of_squares},
     gradients::{conv2d_backward, layer_norm, layer_norm_backward},
+    graphs::{Graphs, WithoutGraphs},
     host_buffer::{HostBuffer, Upload},
     loss::{LossAndSlope, MaskLoss, Numbers, l1_loss, mask_loss},
     profile::{Profile, ProfileRow},

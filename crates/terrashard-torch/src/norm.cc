@@ -85,7 +85,8 @@ Norm normalised(const Tensor& x, const Tensor& weight, const Tensor& bias, doubl
 }
 
 NormGradients normalised_backward(const Tensor& gradient, const Tensor& x, const Norm& norm, const Tensor& weight,
-                                  const Tensor& bias, std::array<bool, 3> wanted, const Tensor* beside) {
+                                  const Tensor& bias, std::array<bool, 3> wanted, const Tensor* beside,
+                                  const NormGradients& into) {
   const c10::OptionalDeviceGuard guard(x.device());
   const auto how = cut(x.size(-1), x.element_size());
   const auto* kernels = program(x, how);
@@ -107,7 +108,7 @@ NormGradients normalised_backward(const Tensor& gradient, const Tensor& x, const
   int64_t blocks = std::min(ceiling(rows, how->rows_of_block()), kernels->processors() * per_processor);
   NormGradients all;
   Tensor sums;
-  if (wanted[0]) all.x = fresh_like(x);
+  if (wanted[0]) all.x = fresh(x.sizes(), x, type, into.x);
   if (wanted[1] || wanted[2]) sums = fresh({blocks, 2, columns}, x, at::kFloat);
   const void *g = gradient.const_data_ptr(), *in = x.const_data_ptr(), *w = weight.const_data_ptr();
   const void *m = norm.mean.const_data_ptr(), *s = norm.inverse.const_data_ptr();
@@ -116,8 +117,8 @@ NormGradients normalised_backward(const Tensor& gradient, const Tensor& x, const
   void* arguments[] = {&g, &in, &w, &m, &s, &add, &gx, &parts, &rows};
   kernels->launch("norm_backward", static_cast<unsigned>(blocks), kThreads, arguments);
   if (sums.defined()) {
-    if (wanted[1]) all.weight = fresh_like(weight);
-    if (wanted[2]) all.bias = fresh_like(bias);
+    if (wanted[1]) all.weight = fresh(weight.sizes(), x, type, into.weight);
+    if (wanted[2]) all.bias = fresh(bias.sizes(), x, bias.scalar_type(), into.bias);
     void *gw = wanted[1] ? all.weight.mutable_data_ptr() : nullptr, *gb = wanted[2] ? all.bias.mutable_data_ptr() : nullptr;
     void* finish[] = {&parts, &gw, &gb, &blocks};
     kernels->launch("norm_finish", static_cast<unsigned>(ceiling(2 * columns, 32)), 256, finish);

@@ -19,8 +19,10 @@ struct NormGradients {
   at::Tensor x, weight, bias;
 };
 
-// Those that are wanted of x, and of weight and bias. `beside`, if there is one, is added to that of x.
+// Those that are wanted of x, and of weight and bias, perhaps in the memory of `into`. `beside`, if there is one, is added to that of
+// x.
 NormGradients normalised_backward(const at::Tensor& gradient, const at::Tensor& x, const Norm& norm, const at::Tensor& weight,
-                                  const at::Tensor& bias, std::array<bool, 3> wanted, const at::Tensor* beside);
+                                  const at::Tensor& bias, std::array<bool, 3> wanted, const at::Tensor* beside,
+                                  const NormGradients& into = {});
 
 }  // namespace terrashard

@@ -3,6 +3,7 @@
 
 #include "products.h"
 
+#include "graph.h"
 #include "views.h"
 
 #include <ATen/ops/addmm.h>
@@ -187,17 +188,17 @@ bool multiplied(Operand a, Operand b, Tensor& out, const Tensor* bias, const Ten
   void* extra = workspace.defined() ? workspace.mutable_data_ptr() : nullptr;
   const float one = 1, beta = summand ? 1 : 0;
   const int status = it.multiply(handle, plan.description, &one, left, plan.a, right, plan.b, &beta, from, plan.d, to,
-                                 plan.d, &plan.algorithm, extra, plan.workspace, nullptr);
+                                 plan.d, &plan.algorithm, extra, plan.workspace, launch_stream());
   plan.works = status == 0;
   return plan.works;
 }
 
 }  // namespace
 
-Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor* beside) {
+Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor* beside, const Tensor& into) {
   if (is_for_library(x)) {
     const c10::OptionalDeviceGuard guard(x.device());
-    auto y = fresh({x.size(0), weight.size(0)}, x, x.scalar_type());
+    auto y = fresh({x.size(0), weight.size(0)}, x, x.scalar_type(), into);
     if (multiplied({&weight, true}, {&x, false}, y, &bias, beside)) return y;
   }
   auto y = at::addmm(bias, x, turned(weight));
@@ -218,10 +219,10 @@ void add_linear_input(Tensor& sum, const Tensor& gradient, const Tensor& weight)
   if (!multiplied({&weight, false}, {&gradient, false}, sum, nullptr, &sum)) sum.addmm_(gradient, weight);
 }
 
-Tensor linear_weight(const Tensor& gradient, const Tensor& x) {
+Tensor linear_weight(const Tensor& gradient, const Tensor& x, const Tensor& into) {
   if (is_for_library(x)) {
     const c10::OptionalDeviceGuard guard(x.device());
-    auto gw = fresh({gradient.size(1), x.size(1)}, gradient, gradient.scalar_type());
+    auto gw = fresh({gradient.size(1), x.size(1)}, gradient, gradient.scalar_type(), into);
     if (multiplied({&x, false}, {&gradient, true}, gw, nullptr, nullptr)) return gw;
   }
   return at::mm(turned(gradient), x);

@@ -11,8 +11,9 @@
 
 namespace terrashard {
 
-// x weight^T + bias, and `beside` [rows, out] too where there is that.
-at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const at::Tensor* beside);
+// x weight^T + bias, and `beside` [rows, out] too where there is that. Perhaps in the memory of `into`, as below.
+at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const at::Tensor* beside,
+                  const at::Tensor& into = {});
 
 // gradient weight, that of x.
 at::Tensor linear_input(const at::Tensor& gradient, const at::Tensor& weight);
@@ -21,6 +22,6 @@ at::Tensor linear_input(const at::Tensor& gradient, const at::Tensor& weight);
 void add_linear_input(at::Tensor& sum, const at::Tensor& gradient, const at::Tensor& weight);
 
 // gradient^T x, that of the weight.
-at::Tensor linear_weight(const at::Tensor& gradient, const at::Tensor& x);
+at::Tensor linear_weight(const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& into = {});
 
 }  // namespace terrashard

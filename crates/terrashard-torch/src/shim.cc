@@ -4,6 +4,7 @@
 // `terrashard_free_text`. Tensors in `out` belong to the caller, null where there is none; they do so after an error, too.
 // Built against LibTorch's own headers alone: `at::accelerator` needs none of CUDA.
 
+#include "graph.h"
 #include "guarded.h"
 
 #include "attention.h"
@@ -209,6 +210,7 @@ int terrashard_limit_memory(char** message, int64_t device, int64_t bytes) {
     std::ostringstream setting;
     setting << "per_process_memory_fraction:" << std::fixed << std::setprecision(12) << share;
     c10::CachingAllocator::setAllocatorSettings(setting.str());
+    terrashard::limit_graphs(bytes);
   });
 }
 

@@ -8,6 +8,7 @@
 pub(crate) mod adamw;
 pub(crate) mod branch;
 pub(crate) mod columns;
+pub(crate) mod graphs;
 pub(crate) mod host_buffer;
 pub(crate) mod loss;
 pub(crate) mod norm;
@@ -101,6 +102,7 @@ unsafe extern "C" {
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Call {
     Conv2dBackward,
+    Graphs,
     LayerNorm,
     LayerNormBackward,
     Attention,
@@ -133,6 +135,7 @@ impl Call {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Conv2dBackward => "convolution's backward",
+            Self::Graphs => "graphs of kernels",
             Self::LayerNorm => "layer normalisation",
             Self::LayerNormBackward => "layer normalisation's backward",
             Self::Attention => "attention",

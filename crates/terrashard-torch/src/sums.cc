@@ -41,7 +41,7 @@ Tensor& counters(const Tensor& x) {
 
 }  // namespace
 
-Tensor sum_of_rows(const Tensor& x) {
+Tensor sum_of_rows(const Tensor& x, const Tensor& into) {
   const c10::OptionalDeviceGuard guard(x.device());
   int64_t rows = x.size(0), columns = x.size(1);
   const auto width = kVectorBytes / x.element_size();
@@ -53,7 +53,7 @@ Tensor sum_of_rows(const Tensor& x) {
   if (kernels == nullptr) return x.sum(0);
   const auto most = std::max<int64_t>(1, kernels->processors() * kBlocks / groups);
   const auto parts = std::min(ceiling(rows, kThreads / lanes * kRows), most);
-  auto sum = fresh({columns}, x, x.scalar_type());
+  auto sum = fresh({columns}, x, x.scalar_type(), into);
   auto sums = parts > 1 ? fresh({parts, columns}, x, at::kFloat) : Tensor();
   const void* in = x.const_data_ptr();
   void *out = sum.mutable_data_ptr(), *partial = parts > 1 ? sums.mutable_data_ptr() : nullptr;

@@ -86,6 +86,12 @@ inline at::Tensor fresh(at::IntArrayRef sizes, const at::Tensor& like, at::Scala
                                    type, std::nullopt);
 }
 
+// The same, in the memory of `into` if that is such a tensor: results are asked for there.
+inline at::Tensor fresh(at::IntArrayRef sizes, const at::Tensor& like, at::ScalarType type, const at::Tensor& into) {
+  const bool fits = into.defined() && into.sizes() == sizes && into.scalar_type() == type && into.is_contiguous();
+  return fits ? into : fresh(sizes, like, type);
+}
+
 inline at::Tensor fresh_like(const at::Tensor& like) { return fresh(like.sizes(), like, like.scalar_type()); }
 
 }  // namespace terrashard

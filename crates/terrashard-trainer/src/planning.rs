@@ -24,7 +24,7 @@ use crate::config::{
 use crate::dataset;
 use crate::error::{Error, Result};
 use crate::training::parameter_groups;
-use dry_run::{Footprint, Held, Losses, Step};
+use dry_run::{Footprint, Held, Losses, Starts, Step};
 
 /// What a plan is asked for beside the configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -288,6 +288,7 @@ impl Planned<'_> {
         recompute: &RecomputeChoice,
         side: usize,
         micro_batch: usize,
+        starts: Starts,
     ) -> Footprint {
         let step = Step {
             model: &self.config.model,
@@ -300,6 +301,7 @@ impl Planned<'_> {
             losses: self.losses,
             ahead: self.ahead,
             target_bytes: self.target_bytes,
+            starts,
         };
         dry_run::footprint(&step, &laid.held)
     }
@@ -307,10 +309,23 @@ impl Planned<'_> {
     fn stages(&self, memory: Option<u64>) -> Vec<StagePlan> {
         let stage = |laid: &Laid| {
             let (config, recompute) = (self.config, &self.config.zero.recompute);
-            let step = self.footprint(laid, recompute, config.data.chip, self.batch.micro);
-            StagePlan::new(laid, recompute, step, memory)
+            let step = |starts| {
+                let chip = config.data.chip;
+                self.footprint(laid, recompute, chip, self.batch.micro, starts)
+            };
+            let mut taken = step(Starts::Alone);
+            if config.train.graphs && self.has_graphs(laid) {
+                taken.add_graphs(&step(Starts::InGraphs), memory);
+            }
+            StagePlan::new(laid, recompute, taken, memory)
         };
         self.laid.iter().map(stage).collect()
+    }
+
+    /// Whether a GPU has parameters and states to itself, and where they lie for good.
+    fn has_graphs(&self, laid: &Laid) -> bool {
+        let lasts = laid.stage != Stage::Three && laid.offload == Offload::None;
+        self.device == Device::Cuda && lasts
     }
 }
 

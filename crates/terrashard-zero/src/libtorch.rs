@@ -7,10 +7,12 @@ use std::sync::Once;
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Device, Tensor};
-use terrashard_layout::{Bucket, ShardTable};
-use terrashard_torch::{HostBuffer, LibTorch, Pieces, inner, outer, sums_of_squares, tch};
+use terrashard_layout::{Bucket, ShardTable, Stage};
+use terrashard_torch::{
+    HostBuffer, LibTorch, Pieces, WithoutGraphs, inner, outer, sums_of_squares, tch,
+};
 
-use crate::config::AdamW;
+use crate::config::{AdamW, Offload, ZeroConfig};
 use crate::error::{Error, Result};
 use crate::gate::Gate;
 use crate::rule::{Elements, Update};
@@ -50,6 +52,16 @@ pub(crate) fn computed<T>(result: Result<T, impl std::fmt::Display>) -> Result<T
     result.map_err(|error| Error::Compute {
         reason: error.to_string(),
     })
+}
+
+/// Holds graphs of kernels off where parameters are gathered for each use, so that they lie elsewhere each time, or states are in host
+/// memory, so that the GPU's memory is what counts.
+///
+/// # Errors
+/// [`Error::Compute`].
+pub(crate) fn without_graphs(config: &ZeroConfig) -> Result<Option<WithoutGraphs>> {
+    let lasts = config.stage != Stage::Three && config.offload == Offload::None;
+    (!lasts).then(|| computed(WithoutGraphs::new())).transpose()
 }
 
 /// Where the pieces of a bucket lie in its buffer.

@@ -53,6 +53,17 @@ pub(crate) struct Core {
     reducer: Mutex<Reducer>,
     gathers: Mutex<Gathers>,
     gathered: Arc<Gathered>,
+    #[cfg(feature = "tch")]
+    _without_graphs: Option<terrashard_torch::WithoutGraphs>,
+}
+
+/// Graphs of kernels read parameters where they lie, and go with them.
+#[cfg(feature = "tch")]
+impl Drop for Core {
+    fn drop(&mut self) {
+        // A graph that LibTorch cannot free is of no harm.
+        let _ = terrashard_torch::Graphs::forget();
+    }
 }
 
 impl fmt::Debug for Core {
@@ -137,6 +148,8 @@ impl ShardedParameters {
         let reducer = Reducer::new(table.clone(), groups.clone(), device.clone(), &config);
         let ahead = if config.overlap { config.prefetch } else { 0 };
         let gathers = Gathers::new(table.clone(), groups.shards.clone(), ahead);
+        #[cfg(feature = "tch")]
+        let without_graphs = crate::libtorch::without_graphs(&config)?;
         let core = Core {
             policy: Policy::of(config.stage),
             table,
@@ -148,6 +161,8 @@ impl ShardedParameters {
             reducer: Mutex::new(reducer),
             gathered: gathers.counter().clone(),
             gathers: Mutex::new(gathers),
+            #[cfg(feature = "tch")]
+            _without_graphs: without_graphs,
         };
         Ok((Self(Arc::new(core)), states))
     }

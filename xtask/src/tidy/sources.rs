@@ -27,6 +27,7 @@ const UNSAFE: &[&str] = &[
     "crates/terrashard-torch/src/shim/adamw.rs",
     "crates/terrashard-torch/src/shim/branch.rs",
     "crates/terrashard-torch/src/shim/columns.rs",
+    "crates/terrashard-torch/src/shim/graphs.rs",
     "crates/terrashard-torch/src/shim/host_buffer.rs",
     "crates/terrashard-torch/src/shim/norm.rs",
     "crates/terrashard-torch/src/shim/profile.rs",

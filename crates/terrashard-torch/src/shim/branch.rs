@@ -78,7 +78,7 @@ unsafe extern "C" {
 /// Parameters of an attention branch: twelve, or eight where nothing is reduced.
 pub(crate) const ATTENTION_PARAMETERS: usize = 12;
 /// What an attention branch keeps for its backward.
-pub(crate) const ATTENTION_SAVED: usize = 7;
+pub(crate) const ATTENTION_SAVED: usize = 5;
 /// Parameters of a feed-forward branch.
 pub(crate) const FEED_FORWARD_PARAMETERS: usize = 8;
 /// What a feed-forward branch keeps for its backward.

@@ -6,12 +6,24 @@ use serde::Serialize;
 use crate::error::{Error, Result};
 
 /// How LibTorch computes, in the whole process. Burn's own backend computes in one way only.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Arithmetic {
     /// Whether GPUs round the factors of 32-bit matrix products to 10 bits.
     pub tf32: bool,
     /// Whether only algorithms are taken that give the same bits each time.
     pub deterministic: bool,
+    /// Whether a GPU runs small blocks by graphs of their kernels.
+    pub graphs: bool,
+}
+
+impl Default for Arithmetic {
+    fn default() -> Self {
+        Self {
+            tf32: false,
+            deterministic: false,
+            graphs: true,
+        }
+    }
 }
 
 /// Where tensors are, and what computes there.
@@ -143,6 +155,7 @@ mod libtorch {
     pub(super) fn set(arithmetic: Arithmetic) -> Result<()> {
         terrashard_torch::set_tf32(arithmetic.tf32)
             .and_then(|()| terrashard_torch::set_deterministic(arithmetic.deterministic))
+            .and_then(|()| terrashard_torch::Graphs::set(arithmetic.graphs))
             .map_err(|error| Error::LibTorch(error.to_string()))
     }
 

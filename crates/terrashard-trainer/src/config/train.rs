@@ -75,6 +75,9 @@ pub struct TrainSection {
     /// Whether LibTorch takes only algorithms that give the same bits each time, and fails where it has none. Burn's own backend
     /// always does. Default: `false`.
     pub deterministic: bool,
+    /// Whether a GPU runs the small blocks of a model by graphs of their kernels, which costs the host a fraction of the time and at most a
+    /// thirty-second of the GPU's memory. The results are the same. Default: `true`.
+    pub graphs: bool,
 }
 
 impl Default for TrainSection {
@@ -109,6 +112,7 @@ impl Default for TrainSection {
             unused: Unused::Zero,
             batch_norm: BatchNormStatistics::Sync,
             deterministic: false,
+            graphs: true,
         }
     }
 }
@@ -150,6 +154,7 @@ impl TrainSection {
         Arithmetic {
             tf32: self.precision == Precision::Tf32,
             deterministic: self.deterministic,
+            graphs: self.graphs,
         }
     }
 

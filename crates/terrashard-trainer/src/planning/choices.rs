@@ -3,6 +3,7 @@
 use serde::Serialize;
 use terrashard_layout::{Offload, Stage};
 
+use super::dry_run::Starts;
 use super::{Laid, Planned};
 use crate::config::{Device, Recompute, RecomputeChoice};
 
@@ -90,7 +91,7 @@ impl Planned<'_> {
     ) -> Choice {
         let side = self.config.data.chip;
         let micro_batches = sizes.iter().map(|&samples| {
-            let step = self.footprint(laid, recompute, side, samples);
+            let step = self.footprint(laid, recompute, side, samples, Starts::Alone);
             MicroBatch {
                 samples,
                 activations: step.activations,
@@ -107,7 +108,10 @@ impl Planned<'_> {
             wire: laid.wire.total(),
             micro_batches: micro_batches.collect(),
             largest: memory.and_then(|memory| {
-                let fits = |samples| self.footprint(laid, recompute, side, samples).peak <= memory;
+                let fits = |samples| {
+                    let step = self.footprint(laid, recompute, side, samples, Starts::Alone);
+                    step.peak <= memory
+                };
                 largest(LARGEST, fits)
             }),
         }
@@ -123,7 +127,7 @@ impl Planned<'_> {
         let multiple = self.config.model.multiple();
         let most = (self.config.data.chip.saturating_sub(1)) / multiple;
         let fits = |times| {
-            let step = self.footprint(laid, recompute, times * multiple, 1);
+            let step = self.footprint(laid, recompute, times * multiple, 1, Starts::Alone);
             step.peak <= memory
         };
         largest(most, fits).map(|times| times * multiple)

@@ -63,6 +63,17 @@ pub struct Step<'a> {
     pub ahead: usize,
     /// Bytes of one value of an image at high resolution.
     pub target_bytes: usize,
+    /// How a GPU starts the kernels of small branches.
+    pub starts: Starts,
+}
+
+/// How a GPU starts the kernels of small branches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Starts {
+    /// One by one.
+    Alone,
+    /// By graphs, which hold what a branch gives out from one step to the next.
+    InGraphs,
 }
 
 /// How a GPU computes losses of enlarged maps.
@@ -121,6 +132,24 @@ pub struct Held {
     pub bytes: RankBytes,
 }
 
+/// Graphs are made while this part of the memory is left, and hold at most the other.
+const LEFT_FOR_GRAPHS: u64 = 8;
+const SHARE_OF_GRAPHS: u64 = 32;
+
+impl Footprint {
+    /// Adds what graphs hold: `with` is the same step with them, `memory` what there is, if that is known.
+    pub(super) fn add_graphs(&mut self, with: &Self, memory: Option<u64>) {
+        let more = with.peak.saturating_sub(self.peak);
+        let more = match memory {
+            Some(memory) if self.peak > memory - memory / LEFT_FOR_GRAPHS => 0,
+            Some(memory) => more.min(memory / SHARE_OF_GRAPHS),
+            None => more,
+        };
+        self.peak += more;
+        self.at_peak.workspace += more;
+    }
+}
+
 /// Runs a step without its tensors.
 pub fn footprint(step: &Step<'_>, held: &Held) -> Footprint {
     let ledger = Ledger::default();
@@ -158,6 +187,8 @@ pub fn footprint(step: &Step<'_>, held: &Held) -> Footprint {
         },
         reduction: RefCell::new(reduction),
         pieces: Rc::default(),
+        starts: step.starts,
+        in_graphs: RefCell::default(),
     });
     step.run(&machine);
     let peak = ledger.peak();

@@ -100,6 +100,7 @@ fn forward(machine: &Machine, x: &Blank, branch: &Branch, run: Forward) -> (Blan
     let _x = machine.widened(x);
     let _parameters = machine.parameters(&branch.names);
     let (y, saved) = run(machine, branch);
+    machine.hold_in_graphs(branch.all(), &branch.names, saved.iter().chain([&y]));
     (machine.rounded(y), saved)
 }
 

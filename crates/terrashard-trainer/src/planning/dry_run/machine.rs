@@ -3,9 +3,9 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use super::Losses;
 use super::ledger::{Blank, Kind, Ledger};
 use super::reduction::Reduction;
+use super::{Losses, Starts};
 use crate::config::Device;
 
 /// Bytes of a 32-bit float.
@@ -20,6 +20,9 @@ pub(super) struct Machine {
     pub(super) losses: Losses,
     pub(super) reduction: RefCell<Reduction>,
     pub(super) pieces: Rc<RefCell<Pool>>,
+    pub(super) starts: Starts,
+    /// What graphs hold from one step to the next.
+    pub(super) in_graphs: RefCell<Vec<Blank>>,
 }
 
 /// Many small pieces of memory. The system's allocator keeps them for later when they are let go, until the step is over.
@@ -42,9 +45,29 @@ impl Drop for Pieces {
     }
 }
 
+/// The most bytes of a branch's input for which a GPU runs the branch by graphs.
+const MOST_IN_GRAPHS: u64 = 12 << 20;
+
 impl Machine {
     pub(super) fn is_gpu(&self) -> bool {
         self.device == Device::Cuda
+    }
+
+    /// Holds what a branch gives out, where that is in graphs: `forward`, and the gradients of its input of so many elements and of its
+    /// parameters.
+    pub(super) fn hold_in_graphs<'a>(
+        &self,
+        input: u64,
+        names: &[String],
+        forward: impl IntoIterator<Item = &'a Blank>,
+    ) {
+        let by_graphs = self.is_gpu() && self.starts == Starts::InGraphs;
+        if by_graphs && input * self.element <= MOST_IN_GRAPHS {
+            let backward = self.tensor(input + self.elements(names));
+            let mut held = self.in_graphs.borrow_mut();
+            held.push(backward);
+            held.extend(forward.into_iter().cloned());
+        }
     }
 
     /// Whether losses need nothing beside their gradients.
