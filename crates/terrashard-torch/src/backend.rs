@@ -5,9 +5,13 @@
     reason = "no other backend of burn 0.22 computes on a GPU without its own compiler at run time"
 )]
 
+use std::sync::Once;
+
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::Device;
 use tch::Tensor;
+
+use crate::shim;
 
 /// burn's LibTorch backend, under a name of which the compiler does not warn wherever it stands.
 pub type LibTorch = burn::backend::LibTorch;
@@ -18,7 +22,16 @@ pub fn cpu() -> Device {
 }
 
 /// LibTorch on the GPU with this index. What is computed on one that is not there panics.
+///
+/// Takes the first memory of all GPUs, so that it comes after [`limit_memory`](crate::limit_memory).
 pub fn gpu(index: usize) -> Device {
+    // LibTorch's allocator finds out how it can take memory when it takes the first, and does so for all GPUs without a lock: two threads
+    // that are the first on two of them make it fail.
+    static FIRST: Once = Once::new();
+    FIRST.call_once(|| {
+        // Where there is no such GPU, whoever computes on it is told.
+        let _ = shim::first_memory(index);
+    });
     Device::libtorch_cuda(index)
 }
 

@@ -12,6 +12,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/DeviceAccelerator.h>
+#include <ATen/ops/empty.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/convolution_backward.h>
@@ -181,6 +182,13 @@ int terrashard_load_cuda(char** message) {
       }
       c10::CachingAllocator::setAllocatorSettings("expandable_segments:True");
     });
+  });
+}
+
+// Takes the first memory of all GPUs, from this one.
+int terrashard_first_memory(char** message, int64_t device) {
+  return guarded(message, [&] {
+    at::empty({1}, at::TensorOptions(at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device))));
   });
 }
 

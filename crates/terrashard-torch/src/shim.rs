@@ -94,6 +94,7 @@ unsafe extern "C" {
     fn terrashard_count_cpu(message: Message) -> c_int;
     fn terrashard_counted_cpu(message: Message, out: *mut i64) -> c_int;
     fn terrashard_reset_peak(message: Message, device: i64) -> c_int;
+    fn terrashard_first_memory(message: Message, device: i64) -> c_int;
     fn terrashard_set_tf32(message: Message, on: c_int) -> c_int;
     fn terrashard_empty_cache(message: Message) -> c_int;
 }
@@ -421,6 +422,11 @@ pub(crate) fn memory(device: usize) -> Result<[i64; 4]> {
 pub(crate) fn reset_peak(device: usize) -> Result<()> {
     // SAFETY: takes nothing but the device's index, which LibTorch checks.
     Call::Memory.run(|message| unsafe { terrashard_reset_peak(message, device as i64) })
+}
+
+pub(crate) fn first_memory(device: usize) -> Result<()> {
+    // SAFETY: takes nothing but the device's index, which LibTorch checks.
+    Call::Memory.run(|message| unsafe { terrashard_first_memory(message, device as i64) })
 }
 
 pub(crate) fn limit_memory(device: usize, bytes: u64) -> Result<()> {
