@@ -24,10 +24,16 @@
 #     offload      XL, 8 samples, at stages 2 and 3 with offload
 #     small        B5 and XL at 4 and 8 samples, where peers are bound by their host
 #     overlap      XL at stages 2 and 3 without overlap
+#     scaling      B0, B5 and XL on all GPUs, one, half of them and so on, at stages 0 to 3, and with groups of half of them that shard;
+#                  and what each GPU does beside one that is alone
+#     reshard      the example's training on all GPUs, a quarter of them and all again, beside one that was not interrupted; needs `terrashard`
+#
+# All that is to be known of a machine with 8 GPUs, in 9 minutes:
+#     OUT=out benches/gpu.sh BINARIES PYTHON conformance scaling reshard
 set -u
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 if [ $# -lt 2 ]; then
-  sed -n '2,26p' "${BASH_SOURCE[0]}" | cut -c3-
+  sed -n '2,/^set/{/^#/p}' "${BASH_SOURCE[0]}" | cut -c3-
   exit 2
 fi
 binaries=$(cd "$1" && pwd) || exit 2
@@ -69,6 +75,40 @@ stages() {
   tail -n 5 "$OUT/$name.log"
 }
 
+# What more GPUs are worth. All of them first, and what is compared with second: time may be short.
+scaling() {
+  stages scaling-all --models b0,b5,xl --ranks "$gpus" --stages 0,1,2,3
+  stages scaling-1 --models b0,b5,xl --stages 0
+  if [ "$gpus" -ge 4 ]; then
+    stages scaling-groups --models b0,b5,xl --ranks "$gpus" --stages "2+group$((gpus / 2)),3+group$((gpus / 2))"
+  fi
+  local some
+  for ((some = gpus / 2; some > 1; some /= 2)); do
+    stages "scaling-$some" --models b0,b5,xl --ranks "$some" --stages 0,1,2,3
+  done
+  LD_PRELOAD=$cuda "$binaries/bench" scaling "$OUT"/scaling-*/ --out "$OUT/efficiency" || failed=1
+}
+
+# fit NAME RANKS ARGUMENTS...: the example's training on so many GPUs, in OUT/NAME.
+fit() {
+  local name=$1 ranks=$2
+  shift 2
+  LD_PRELOAD=$cuda "$binaries/terrashard" launch -n "$ranks" -- fit "$here/../examples/water.toml" --run "$OUT/$name" --device cuda \
+    --stage 3 --quiet --set train.steps=12 --set train.warmup_steps=2 --set train.schedule=constant --set zero.ranks=auto "$@" >>"$OUT/reshard.log" 2>&1 || failed=1
+}
+
+reshard() {
+  local fewer=$((gpus >= 4 ? gpus / 4 : 1))
+  rm -rf "$OUT/resharded" "$OUT/whole" "$OUT/reshard.log"
+  fit whole "$gpus"
+  fit resharded "$gpus" --stop-after 4
+  fit resharded "$fewer" --stop-after 8
+  fit resharded "$gpus"
+  tail -n 3 "$OUT/reshard.log"
+  # It ends with 1 where there are differences, which other orders of summation make.
+  LD_PRELOAD=$cuda "$binaries/terrashard" ckpt diff "$OUT/whole" "$OUT/resharded" | tee "$OUT/reshard.txt" | tail -n 4
+}
+
 for group in "${@:-one}"; do
   echo "== $group"
   case $group in
@@ -80,6 +120,8 @@ for group in "${@:-one}"; do
   offload) stages offload --models xl --batch 8 --ranks "$gpus" --stages 2+offload,3+offload "${peers[@]}" ;;
   small) stages small --models b5,xl --batch 4,8 --ranks "$gpus" --stages 0 "${peers[@]}" ;;
   overlap) stages overlap --models xl --ranks "$gpus" --stages 2,3 --no-overlap ;;
+  scaling) scaling ;;
+  reshard) reshard ;;
   *) echo "no group $group" >&2 && exit 2 ;;
   esac
 done

@@ -11,6 +11,7 @@ pub mod largest;
 pub mod peer;
 pub mod processes;
 pub mod rank;
+pub mod scaling;
 mod silent;
 pub mod workload;
 
@@ -88,6 +89,9 @@ pub struct StagesRow {
     pub offload: bool,
     /// Whether blocks are recomputed in backward.
     pub recompute: bool,
+    /// Ranks that shard together, where that is not all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<usize>,
     /// Ranks.
     pub ranks: usize,
     /// Element type of the computation.
@@ -193,13 +197,31 @@ impl StagesRow {
         "last loss",
     ];
 
-    /// The row for a table.
-    pub fn cells(&self) -> Vec<String> {
-        let sharding = Sharding {
+    /// A row as a record has it. What was measured is read by itself: serde cannot find numbers as keys in what is flattened.
+    ///
+    /// # Errors
+    /// If something is missing.
+    pub fn read(value: &serde_json::Value) -> Result<Self, serde_json::Error> {
+        let mut row = Self::deserialize(value)?;
+        row.measured = match value.get("step_ms") {
+            Some(_) => Some(Measured::deserialize(value)?),
+            None => None,
+        };
+        Ok(row)
+    }
+
+    /// What was sharded, offloaded and recomputed.
+    pub fn sharding(&self) -> Sharding {
+        Sharding {
             stage: self.stage,
             offload: self.offload,
             recompute: self.recompute,
-        };
+            group: self.group,
+        }
+    }
+
+    /// The row for a table.
+    pub fn cells(&self) -> Vec<String> {
         let what = [
             self.who.clone(),
             self.model.clone(),
@@ -207,7 +229,7 @@ impl StagesRow {
             self.batch_per_rank.to_string(),
             self.precision.to_string(),
             self.ranks.to_string(),
-            sharding.to_string(),
+            self.sharding().to_string(),
         ];
         let optional = |value: Option<f64>, digits: usize| {
             value.map_or("-".into(), |value| format!("{value:.digits$}"))
@@ -247,6 +269,7 @@ impl StagesRow {
             stage: job.sharding.stage,
             offload: job.sharding.offload,
             recompute: job.sharding.recompute,
+            group: job.sharding.group,
             ranks: job.ranks,
             precision: job.precision,
             batch_per_rank: job.batch,

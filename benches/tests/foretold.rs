@@ -34,6 +34,7 @@ fn job(row: &Value) -> Job {
             stage: number("stage") as u8,
             offload: row["offload"] == true,
             recompute: row["recompute"] == true,
+            group: None,
         },
         ranks: number("ranks"),
         device: Device::Cuda,
@@ -43,8 +44,7 @@ fn job(row: &Value) -> Job {
         persist_bytes: row["persist_bytes"].as_u64().unwrap_or(0) as usize,
         memory: None,
         profile: false,
-        // The records are older than graphs.
-        graphs: false,
+        graphs: row["graphs"].is_object(),
     }
 }
 
@@ -55,6 +55,7 @@ fn peaks_on_gpus_are_foretold_within_two_percent() {
     let records = [
         ("2026-11-30-2x-h200", Losses::Composed),
         ("2026-11-30-h200", Losses::OnePass),
+        ("2026-11-30-2x-h200-graphs", Losses::OnePass),
     ];
     for (record, losses) in records {
         let rows = rows(record);

@@ -14,6 +14,7 @@ use terrashard_benches::raster::{self, RasterBench};
 use terrashard_benches::report::{Output, Report};
 use terrashard_benches::stages::largest::{self, Sought, Trial};
 use terrashard_benches::stages::peer::Peers;
+use terrashard_benches::stages::scaling::{Scaling, scaling};
 use terrashard_benches::stages::{
     self, Device, Job, Precision, Scripts, Sharding, StagesBench, StagesRow,
 };
@@ -53,6 +54,14 @@ enum Suite {
     Raster(RasterBench),
     /// Training steps of whole models at each ZeRO stage, beside PyTorch's and DeepSpeed's.
     Stages(Box<Stages>),
+    /// What more ranks are worth, from records of `stages` with one rank among them.
+    Scaling {
+        /// Record folders.
+        #[arg(required = true)]
+        records: Vec<PathBuf>,
+        #[command(flatten)]
+        output: Output,
+    },
     /// One process of `stages`.
     #[command(hide = true)]
     StagesRank {
@@ -165,7 +174,7 @@ struct Stages {
     /// Numbers of ranks: one for each GPU, threads on the CPU.
     #[arg(long, value_delimiter = ',', default_value = "1", value_parser = count)]
     ranks: Vec<usize>,
-    /// Stages, with `+recompute` or `+offload` behind them [default: 0; with `--largest` all].
+    /// Stages, with `+recompute`, `+offload` or, for groups of 4 ranks that shard, `+group4` behind them [default: 0; with `--largest` all].
     #[arg(long, value_delimiter = ',')]
     stages: Vec<Sharding>,
     /// Search the largest micro-batch, or the largest model with one sample, that a GPU of `--memory` has room for.
@@ -248,6 +257,7 @@ fn main() -> ExitCode {
         Suite::BranchRun { config, run } => run_one_branch(&config, &run),
         Suite::Raster(bench) => raster::run(&bench).map_err(Failure::from),
         Suite::Stages(arguments) => run_stages(*arguments),
+        Suite::Scaling { records, output } => run_scaling(&records, &output),
         // What went wrong is in the result already.
         Suite::StagesRank { job } => match stages::speak(&job) {
             Ok(()) => Ok(()),
@@ -399,6 +409,27 @@ fn run_stages(arguments: Stages) -> Result<(), Failure> {
         }
     })?;
     Ok(failed.map_or(Ok(()), Err)?)
+}
+
+fn run_scaling(records: &[PathBuf], output: &Output) -> Result<(), Failure> {
+    let mut rows: Vec<StagesRow> = Vec::new();
+    for record in records {
+        let path = record.join("results.json");
+        let text = std::fs::read_to_string(&path)
+            .map_err(|error| format!("failed to read {}: {error}", path.display()))?;
+        let read = || -> Result<Vec<StagesRow>, serde_json::Error> {
+            let values: Vec<serde_json::Value> = serde_json::from_str(&text)?;
+            values.iter().map(StagesRow::read).collect()
+        };
+        let read = read()
+            .map_err(|error| format!("{} holds no rows of stages: {error}", path.display()))?;
+        rows.extend(read);
+    }
+    let mut report = Report::new(output, &Scaling::HEAD);
+    for beside in scaling(&rows) {
+        report.add(beside.row.clone(), |_| beside.cells());
+    }
+    Ok(report.write("Training steps on more ranks beside one rank alone")?)
 }
 
 fn run_largest(

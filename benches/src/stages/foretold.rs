@@ -71,6 +71,7 @@ fn settings(job: &Job, model: ModelConfig) -> Config {
             prefetch: 1,
             persist_bytes: job.persist_bytes,
             overlap: job.overlap,
+            shard_group: job.sharding.group,
             ..ZeroSection::default()
         },
         checkpoint: CheckpointSection::default(),

@@ -17,7 +17,7 @@ pub enum Error {
     },
     /// A sharding that there is not.
     #[error(
-        "unknown sharding `{text}`: use a stage from 0 to 3, with `+recompute` or `+offload` behind it"
+        "unknown sharding `{text}`: use a stage from 0 to 3, with `+recompute`, `+offload` or `+group4` behind it"
     )]
     Sharding {
         /// What was given.
@@ -88,7 +88,7 @@ impl fmt::Display for Precision {
     }
 }
 
-/// What is sharded, offloaded and recomputed: `2`, `3+recompute`, `2+offload`.
+/// What is sharded, offloaded and recomputed: `2`, `3+recompute`, `2+offload`, `3+group4`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sharding {
     /// ZeRO stage.
@@ -97,6 +97,9 @@ pub struct Sharding {
     pub offload: bool,
     /// Blocks run again in backward.
     pub recompute: bool,
+    /// Ranks that shard together, where that is not all; groups of so many hold the same.
+    #[serde(default)]
+    pub group: Option<usize>,
 }
 
 impl FromStr for Sharding {
@@ -110,12 +113,17 @@ impl FromStr for Sharding {
             stage: stage.filter(|stage| *stage <= 3).ok_or_else(wrong)?,
             offload: false,
             recompute: false,
+            group: None,
         };
         for part in parts {
             match part {
                 "offload" if sharding.stage > 0 => sharding.offload = true,
                 "recompute" => sharding.recompute = true,
-                _ => return Err(wrong()),
+                _ => {
+                    let ranks = part.strip_prefix("group").and_then(|n| n.parse().ok());
+                    let group = ranks.filter(|&ranks| ranks > 0 && sharding.stage > 0);
+                    sharding.group = Some(group.ok_or_else(wrong)?);
+                }
             }
         }
         Ok(sharding)
@@ -129,7 +137,11 @@ impl fmt::Display for Sharding {
             part(self.offload, "+offload"),
             part(self.recompute, "+recompute"),
         );
-        write!(f, "{}{offload}{recompute}", self.stage)
+        write!(f, "{}{offload}{recompute}", self.stage)?;
+        match self.group {
+            Some(ranks) => write!(f, "+group{ranks}"),
+            None => Ok(()),
+        }
     }
 }
 

@@ -274,6 +274,7 @@ impl Sharding {
             stage,
             offload,
             recompute,
+            group: None,
         };
         let stages = (0..=3).flat_map(|stage| {
             let offloads = if stage == 0 {

@@ -24,7 +24,11 @@ fn doing(sharding: Sharding, ranks: usize) -> &'static [&'static str] {
         stage,
         offload,
         recompute,
+        group,
     } = sharding;
+    if group.is_some() {
+        return &[];
+    }
     match (ranks, stage, offload, recompute) {
         (1, 0, false, false) => &["single"],
         (1, ..) => &[],

@@ -373,6 +373,7 @@ fn settings(job: &Job) -> Result<ZeroConfig, terrashard_zero::Error> {
         },
         overlap: job.overlap,
         persist_bytes: job.persist_bytes,
+        shard_group: sharding.group,
         ..ZeroConfig::default()
     })
 }
