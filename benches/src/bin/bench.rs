@@ -14,7 +14,7 @@ use terrashard_benches::raster::{self, RasterBench};
 use terrashard_benches::report::{Output, Report};
 use terrashard_benches::stages::largest::{self, Sought, Trial};
 use terrashard_benches::stages::peer::Peers;
-use terrashard_benches::stages::scaling::{Scaling, scaling};
+use terrashard_benches::stages::scaling::{self, Scaling};
 use terrashard_benches::stages::{
     self, Device, Job, Precision, Scripts, Sharding, StagesBench, StagesRow,
 };
@@ -412,21 +412,9 @@ fn run_stages(arguments: Stages) -> Result<(), Failure> {
 }
 
 fn run_scaling(records: &[PathBuf], output: &Output) -> Result<(), Failure> {
-    let mut rows: Vec<StagesRow> = Vec::new();
-    for record in records {
-        let path = record.join("results.json");
-        let text = std::fs::read_to_string(&path)
-            .map_err(|error| format!("failed to read {}: {error}", path.display()))?;
-        let read = || -> Result<Vec<StagesRow>, serde_json::Error> {
-            let values: Vec<serde_json::Value> = serde_json::from_str(&text)?;
-            values.iter().map(StagesRow::read).collect()
-        };
-        let read = read()
-            .map_err(|error| format!("{} holds no rows of stages: {error}", path.display()))?;
-        rows.extend(read);
-    }
+    let rows = scaling::rows(records)?;
     let mut report = Report::new(output, &Scaling::HEAD);
-    for beside in scaling(&rows) {
+    for beside in scaling::scaling(&rows) {
         report.add(beside.row.clone(), |_| beside.cells());
     }
     Ok(report.write("Training steps on more ranks beside one rank alone")?)

@@ -1,5 +1,7 @@
 //! What more ranks are worth: images a second of each rank beside those of one rank alone.
 
+use std::path::PathBuf;
+
 use super::{OURS, Sharding, StagesRow};
 
 /// One job on several ranks beside a rank that trains alone.
@@ -45,6 +47,27 @@ impl Scaling<'_> {
             number(row.foretold_gib, 2),
         ]
     }
+}
+
+/// The rows of several record folders.
+///
+/// # Errors
+/// In words, with the file that cannot be read or holds no rows of stages.
+pub fn rows(records: &[PathBuf]) -> Result<Vec<StagesRow>, String> {
+    let mut rows = Vec::new();
+    for record in records {
+        let path = record.join("results.json");
+        let text = std::fs::read_to_string(&path)
+            .map_err(|error| format!("failed to read {}: {error}", path.display()))?;
+        let read = || -> Result<Vec<StagesRow>, serde_json::Error> {
+            let values: Vec<serde_json::Value> = serde_json::from_str(&text)?;
+            values.iter().map(StagesRow::read).collect()
+        };
+        let read = read()
+            .map_err(|error| format!("{} holds no rows of stages: {error}", path.display()))?;
+        rows.extend(read);
+    }
+    Ok(rows)
 }
 
 /// Ours of `rows`, in their order.
