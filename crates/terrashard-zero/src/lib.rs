@@ -35,6 +35,7 @@ mod gate;
 mod gather;
 mod groups;
 pub mod host;
+mod host_memory;
 #[cfg(feature = "tch")]
 mod libtorch;
 mod packing;

@@ -10,12 +10,13 @@ use terrashard_layout::{ParameterSpec, Row, ShardTable};
 use crate::config::{Offload, ZeroConfig};
 use crate::error::{Error, Result};
 use crate::groups::RankGroups;
+use crate::host_memory::{available_host_memory, check_host_memory};
 use crate::packing::{join, pack_whole, pad};
 use crate::parameters::{Declared, dtype, values};
 use crate::policy::{Extent, Policy};
 use crate::reading::read_f64;
 use crate::state::StateKind;
-use crate::update::{BucketStates, available_host_memory, check_host_memory, host_bytes};
+use crate::update::{BucketStates, host_bytes};
 use crate::values::{Held, Resident, Values};
 
 /// Where parameters get their first values.

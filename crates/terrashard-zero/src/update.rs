@@ -10,7 +10,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 use terrashard_layout::{Bucket, Residence, Row, ShardTable};
 
 use crate::config::{Offload, Optimizer, ZeroConfig};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::packing::{join, zeros};
 use crate::parameters::dtype;
 use crate::policy::Policy;
@@ -390,34 +390,4 @@ pub(crate) fn host_bytes(table: &ShardTable, config: &ZeroConfig) -> usize {
         Offload::Parameters => states + table.rows().iter().map(values).sum::<usize>(),
         Offload::None | Offload::Optimizer => states,
     }
-}
-
-/// Refuses to start where the ranks of one host need more host memory together than it has.
-///
-/// `ranks`: for each rank a number that identifies its host, the bytes that it needs and those that its host has.
-///
-/// # Errors
-/// [`Error::HostMemory`].
-pub(crate) fn check_host_memory(ranks: &[(u64, u64, u64)]) -> Result<()> {
-    for &(host, _, available) in ranks {
-        let needed = ranks
-            .iter()
-            .filter(|other| other.0 == host)
-            .map(|other| other.1)
-            .sum();
-        if needed > available {
-            return Err(Error::HostMemory { needed, available });
-        }
-    }
-    Ok(())
-}
-
-/// Bytes of host memory that can be had without swapping; `None` where the system does not say.
-pub(crate) fn available_host_memory() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text
-        .lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kib * 1024)
 }
