@@ -48,16 +48,20 @@ impl Scaling {
     pub fn validate(&self, bands: usize) -> Result<()> {
         let refuse = |key, what: String| Err(Error::Setting { key, what });
         if !self.offset.is_finite() {
-            return refuse("offset", format!("{} is not finite", self.offset));
+            return refuse(
+                "data.scaling.offset",
+                format!("{} is not finite", self.offset),
+            );
         }
         if !self.scale.is_finite() || self.scale == 0.0 {
             return refuse(
-                "scale",
+                "data.scaling.scale",
                 format!("{} is not a finite number other than 0", self.scale),
             );
         }
-        for (key, list) in [("mean", &self.mean), ("std", &self.std)] {
-            let other = if key == "mean" { &self.std } else { &self.mean };
+        let (mean, std) = ("data.scaling.mean", "data.scaling.std");
+        for (key, list) in [(mean, &self.mean), (std, &self.std)] {
+            let other = if key == mean { &self.std } else { &self.mean };
             if list.len() != bands && !(list.is_empty() && other.is_empty()) {
                 return refuse(
                     key,
@@ -69,7 +73,7 @@ impl Scaling {
             }
             if let Some(bad) = list
                 .iter()
-                .find(|v| !v.is_finite() || (key == "std" && **v <= 0.0))
+                .find(|v| !v.is_finite() || (key == std && **v <= 0.0))
             {
                 return refuse(
                     key,
@@ -143,21 +147,21 @@ mod tests {
                 scale: 0.0,
                 ..plain.clone()
             },
-            "scale",
+            "data.scaling.scale",
         );
         check(
             Scaling {
                 offset: f32::NAN,
                 ..plain.clone()
             },
-            "offset",
+            "data.scaling.offset",
         );
         check(
             Scaling {
                 mean: vec![0.1, 0.2],
                 ..plain.clone()
             },
-            "std",
+            "data.scaling.std",
         );
         check(
             Scaling {
@@ -165,7 +169,7 @@ mod tests {
                 mean: vec![0.1; 2],
                 ..plain.clone()
             },
-            "std",
+            "data.scaling.std",
         );
         check(
             Scaling {
@@ -173,7 +177,7 @@ mod tests {
                 mean: vec![0.1; 2],
                 ..plain
             },
-            "std",
+            "data.scaling.std",
         );
     }
 }
