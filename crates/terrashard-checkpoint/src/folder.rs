@@ -208,7 +208,8 @@ fn parse_hidden(name: &str) -> Option<(u64, &str)> {
 pub struct Keep {
     /// The newest, at least one.
     pub last: usize,
-    /// Those with the least [`State::score`](crate::State::score), beside the newest.
+    /// Those with the least [`State::score`](crate::State::score) of all, whether or not they are among the newest: `last` 1 and `best` 2 keep
+    /// two where the newest is one of the best, else three.
     pub best: usize,
 }
 

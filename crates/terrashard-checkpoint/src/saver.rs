@@ -194,6 +194,21 @@ impl Saver {
         Ok(complete)
     }
 
+    /// Removes what this rank wrote of a save that failed on any rank, so that it does not keep a full disk full. Each rank calls this
+    /// once its own part has ended; the last one removes the folder. What cannot be removed is left to the next [`Self::prepare`].
+    pub fn abandon(&self) {
+        let unpublished = self.folder.unpublished();
+        let mut names = vec![data_name(self.rank), part_name(self.rank)];
+        if self.rank == 0 {
+            names.push(MANIFEST.into());
+        }
+        for name in names {
+            let _ = durable::remove_file(&unpublished.join(name));
+        }
+        // Others' files are in it until they have gone.
+        let _ = fs::remove_dir(&unpublished);
+    }
+
     /// The folder of checkpoints.
     pub(crate) fn root(&self) -> &Path {
         &self.root

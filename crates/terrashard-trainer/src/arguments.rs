@@ -198,6 +198,9 @@ pub struct TestArguments {
     /// Memory to stay below, for example 1GiB [default: no limit]
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     pub memory: Option<u64>,
+    /// Leave out scenes of which a file is missing or damaged, and tell which; every file is read to its last pixel first
+    #[arg(long)]
+    pub skip_missing: bool,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub flags: ConfigFlags,

@@ -144,12 +144,16 @@ fn test(arguments: TestArguments) -> Result<()> {
         config: path,
         checkpoint,
         memory,
+        skip_missing,
         flags,
         json,
         quiet,
     } = arguments;
     let device = flags.device.device()?;
-    let config = load(&path, &flags)?;
+    let mut config = load(&path, &flags)?;
+    if skip_missing {
+        scenes::leave_out(&mut config)?;
+    }
     let checkpoint = checkpoint.unwrap_or_else(|| RunDirectory::for_config(&path).root().into());
     let record = evaluation::test(
         &config,
@@ -297,10 +301,26 @@ fn predict(arguments: PredictArguments) -> Result<()> {
     for warning in &predicted.warnings {
         tell(&format!("warning: {warning}"));
     }
+    if options.display == Display::Auto {
+        tell(&closing_line(&predicted));
+    }
     print(&match json {
         true => document(&predicted),
         false => prediction_table(&predicted),
     })
+}
+
+/// How fast it went, and how much of the time went into files.
+fn closing_line(predicted: &Prediction) -> String {
+    let peak = predicted.peak_rss_bytes.map_or_else(String::new, |bytes| {
+        format!(", {} MiB of memory", bytes >> 20)
+    });
+    format!(
+        "{:.1} s, {:.2} megapixels a second, {:.1} % of the time for reading and writing{peak}",
+        predicted.seconds,
+        predicted.megapixels_per_second,
+        100.0 * predicted.input_output_share
+    )
 }
 
 /// The files, and what the classes' shares are for each scene.

@@ -5,6 +5,7 @@
 
 mod batch;
 mod device;
+mod file;
 mod keys;
 mod presets;
 mod sections;
@@ -43,10 +44,9 @@ impl Config {
     /// [`Error::Read`] and [`Error::Syntax`] for the file, [`Error::UnknownKey`], [`Error::NotSupported`],
     /// [`Error::MissingKey`] and [`Error::InvalidValue`] for what stands in it.
     pub fn load(path: &Path, overrides: &[String]) -> Result<Self> {
-        let text = std::fs::read_to_string(path).map_err(Error::read(path))?;
         let whole = std::path::absolute(path).map_err(Error::read(path))?;
         let folder = whole.parent().unwrap_or(Path::new("/"));
-        let mut config = Self::parse(&text, path, folder, overrides)?;
+        let mut config = Self::parse(&file::text(path)?, path, folder, overrides)?;
         if let Some(chips) = &config.data.chips {
             let scenes = indexed_scenes(chips)?;
             // The configuration of a run has both, without the scenes that were left out.

@@ -7,6 +7,8 @@ mod gpus;
 mod host;
 mod links;
 
+pub(crate) use host::space as free_space;
+
 use std::path::PathBuf;
 
 use clap::Args;

@@ -248,10 +248,23 @@ pub enum Error {
         #[source]
         source: Box<terrashard_checkpoint::Error>,
     },
+    /// The disk has no room for a checkpoint.
+    #[error(
+        "failed to begin: a checkpoint takes {} MiB, {} has {} MiB free; free some space or choose another `--run`",
+        needed.div_ceil(1 << 20), path.display(), free >> 20
+    )]
+    DiskSpace {
+        /// The run directory.
+        path: PathBuf,
+        /// Bytes of a checkpoint.
+        needed: u64,
+        /// Bytes that are free.
+        free: u64,
+    },
     /// Checkpoints that were looked at are damaged.
     #[error(
-        "{} of {checked} checkpoints are damaged, the first is {first}; fit goes on from the newest that is whole",
-        damaged
+        "{damaged} of {checked} checkpoints are damaged, the first is {first}; {}",
+        what_is_left(*damaged, *checked)
     )]
     DamagedCheckpoints {
         /// How many.
@@ -429,6 +442,16 @@ impl Error {
             key: key.into(),
             got: got.to_string(),
             expected: expected.into(),
+        }
+    }
+}
+
+/// What a run goes on from where checkpoints are damaged.
+fn what_is_left(damaged: usize, checked: usize) -> &'static str {
+    match damaged < checked {
+        true => "fit goes on from the newest that is whole",
+        false => {
+            "none is whole: restore one from a copy, or take what is left with `fit --allow-partial`"
         }
     }
 }

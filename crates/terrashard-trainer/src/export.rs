@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use burn::tensor::Device;
 use serde::Serialize;
 pub use terrashard_checkpoint::{Export, Weights};
 use terrashard_checkpoint::{Kind, Source};
@@ -26,7 +27,7 @@ pub struct Exported {
 /// Writes the model of a run's checkpoint in force, or of one checkpoint: the parameters, or their moving averages, in any element type.
 ///
 /// # Errors
-/// [`Error::Checkpoint`] if there is none or it is damaged, [`Error::NoCheckpoint`] if it is a model file already,
+/// [`Error::Checkpoint`] if there is none, it is damaged, or its tensors are not those of the model that its configuration describes, [`Error::NoCheckpoint`] if it is a model file already,
 /// [`Error::InvalidValue`] if the output is part of what is read, or the run has no moving average, [`Error::Save`].
 pub fn export(checkpoint: &Path, output: &Path, wanted: Export) -> Result<Exported> {
     let trained = TrainedModel::open(checkpoint)?;
@@ -45,6 +46,8 @@ pub fn export(checkpoint: &Path, output: &Path, wanted: Export) -> Result<Export
         return Err(Error::invalid("--ema", checkpoint.display(), expected));
     }
     output_file::check("--output", output, [checkpoint])?;
+    // The file says which model it is of, and whoever opens it takes that for true.
+    trained.skeleton(&Device::flex())?;
     terrashard_checkpoint::export(source, output, &trained.description(), wanted)
         .map_err(Error::save)?;
     let written = TrainedModel::open(output)?;

@@ -14,13 +14,14 @@ fn main() -> ExitCode {
     match commands::run(arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            let line: Vec<String> = error
+            let lines: Vec<String> = error
                 .to_string()
                 .lines()
-                .map(|line| line.trim().to_string())
+                .map(|line| plain(line.trim()))
                 .collect();
-            let code = explanation::code(&error);
-            console::tell(&format!("error: {} [{code}]", line.join(" ")));
+            let line = lines.join(" ");
+            let (code, remedy) = (explanation::code(&error), remedy(&line));
+            console::tell(&format!("error: {line}{remedy} [{code}]"));
             ExitCode::from(error.exit_code())
         }
     }
@@ -37,4 +38,24 @@ fn refuse(error: &clap::Error) -> ExitCode {
         true => ExitCode::from(2),
         false => ExitCode::SUCCESS,
     }
+}
+
+/// What helps where the system's own reason stands in a message, whoever met it: not every library keeps it as an error's source.
+fn remedy(message: &str) -> &'static str {
+    match message.contains("(os error 24)") {
+        true => "; raise the limit with `ulimit -n`",
+        false => "",
+    }
+}
+
+/// A line in which nothing steers the terminal: names may come from files of others.
+fn plain(line: &str) -> String {
+    let mut plain = String::new();
+    for character in line.chars() {
+        match character.is_control() {
+            true => plain.extend(character.escape_default()),
+            false => plain.push(character),
+        }
+    }
+    plain
 }

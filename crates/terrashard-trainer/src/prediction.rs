@@ -113,6 +113,9 @@ pub struct Prediction {
     pub reading_seconds: f64,
     /// And what was taken to write: the journal, the files, their overviews.
     pub writing_seconds: f64,
+    /// Of the wall time, what reading and writing take where nothing else goes on beside them: the reading shared by the ranks, and the
+    /// writing.
+    pub input_output_share: f64,
     /// Millions of pixels of the map by that time.
     pub megapixels_per_second: f64,
     /// Windows that earlier calls had finished.
@@ -179,6 +182,7 @@ pub fn predict(options: &PredictOptions) -> Result<Prediction> {
         seconds: 0.0,
         reading_seconds: 0.0,
         writing_seconds: 0.0,
+        input_output_share: 0.0,
         megapixels_per_second: 0.0,
         resumed_windows: 0,
         planned_bytes: 0,
@@ -217,6 +221,8 @@ pub fn predict(options: &PredictOptions) -> Result<Prediction> {
         overlay(&done.files, mosaic, &trained)?;
     }
     done.seconds = began.elapsed().as_secs_f64();
+    let reading = done.reading_seconds / options.ranks as f64;
+    done.input_output_share = (reading + done.writing_seconds) / done.seconds;
     done.megapixels_per_second = pixels as f64 / 1e6 / done.seconds;
     done.peak_rss_bytes = peak_rss_bytes();
     done.held_parameters = weights.held();

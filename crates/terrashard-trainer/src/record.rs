@@ -1,17 +1,17 @@
 //! What a run tells about itself: a line per step for programs, a progress display for people.
 
 mod events;
+mod metrics;
 mod progress;
 mod validation;
 
 pub use events::EventFile;
+pub use metrics::Metrics;
 pub(crate) use progress::clock;
 pub use progress::{Display, Progress};
 pub use validation::ValidationRecord;
 
 use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Deserializer, Serialize};
@@ -22,7 +22,6 @@ use terrashard_layout::{RankBytes, Stage};
 
 use crate::error::{Error, Result};
 use crate::planning::dry_run::Footprint;
-use crate::run_directory::RunDirectory;
 
 /// One optimizer step, a line of `metrics.jsonl`.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -415,59 +414,5 @@ pub(crate) fn counted(count: usize, noun: &str) -> String {
     match count {
         1 => format!("1 {noun}"),
         _ => format!("{count} {noun}s"),
-    }
-}
-
-/// Appends to `metrics.jsonl`, a line at a time, so that a killed run leaves whole lines.
-#[derive(Debug)]
-pub struct Metrics {
-    path: PathBuf,
-    file: File,
-    events: Option<EventFile>,
-}
-
-impl Metrics {
-    /// Opens the file of a run for appending.
-    ///
-    /// # Errors
-    /// [`Error::Write`].
-    pub fn open(run: &RunDirectory) -> Result<Self> {
-        let path = run.metrics();
-        let file = OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(&path)
-            .map_err(Error::write(&path))?;
-        let events = None;
-        Ok(Self { path, file, events })
-    }
-
-    /// Keeps an event file of TensorBoard beside it.
-    pub fn beside(mut self, events: EventFile) -> Self {
-        self.events = Some(events);
-        self
-    }
-
-    /// Appends one step.
-    ///
-    /// # Errors
-    /// [`Error::Write`].
-    pub fn append(&mut self, record: &StepRecord) -> Result<()> {
-        self.file
-            .write_all(record.to_line().as_bytes())
-            .map_err(Error::write(&self.path))?;
-        self.events
-            .as_mut()
-            .map_or(Ok(()), |events| events.append(record))
-    }
-
-    /// Appends what a validation found to the event file, if there is one.
-    ///
-    /// # Errors
-    /// [`Error::Write`].
-    pub fn append_validation(&mut self, record: &ValidationRecord) -> Result<()> {
-        self.events
-            .as_mut()
-            .map_or(Ok(()), |events| events.append_validation(record))
     }
 }

@@ -3,6 +3,7 @@
 
 mod block_slots;
 mod crew;
+mod disk_space;
 mod divergence;
 mod feed;
 mod initial;
@@ -216,6 +217,9 @@ pub fn fit(config: &Config, options: &FitOptions) -> Result<Fitted> {
         start,
     };
     let predicted = predicted(config, &plan.chips, ranks, options.device)?;
+    if crew.leads() {
+        disk_space::check(config, &options.run)?;
+    }
     let lock = crew.first(|| {
         options.run.create()?;
         let lock = options.run.lock()?;

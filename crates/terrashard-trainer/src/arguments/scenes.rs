@@ -28,6 +28,10 @@ pub struct StatsArguments {
     /// of all their bands together
     #[arg(required = true, value_name = "CONFIG|FILE")]
     pub inputs: Vec<PathBuf>,
+    /// Leave out the configuration's scenes of which a file is missing or damaged, and tell which; every file is read to its last
+    /// pixel first
+    #[arg(long)]
+    pub skip_missing: bool,
     /// Set a key of the configuration, the value in TOML: `--set data.train=all`
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub set: Vec<String>,

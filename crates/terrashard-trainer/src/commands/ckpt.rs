@@ -86,6 +86,17 @@ fn listing_table(listing: &Listing) -> String {
         "{:<14}{:>6}{:>9}{:>16}{:>14}{:>9}",
         "checkpoint", "ranks", "tensors", "bytes", "score", "iou"
     )];
+    // Without a pointer `fit` goes on from the newest that is sound.
+    let newest = listing
+        .fault
+        .as_ref()
+        .and_then(|_| {
+            listing
+                .checkpoints
+                .iter()
+                .rfind(|each| each.fault.is_none())
+        })
+        .map(|each| each.step);
     for each in &listing.checkpoints {
         let name = format!("step-{:06}", each.step);
         let number = |number: Option<String>| number.unwrap_or_else(|| "-".into());
@@ -98,9 +109,10 @@ fn listing_table(listing: &Listing) -> String {
                 number(each.bytes.map(|bytes| bytes.to_string())),
                 number(each.score.map(|score| format!("{score:.6}"))),
                 number(each.iou.map(|iou| format!("{iou:.4}"))),
-                match listing.in_force == Some(each.step) {
-                    true => "  latest",
-                    false => "",
+                match each.step {
+                    step if listing.in_force == Some(step) => "  latest",
+                    step if newest == Some(step) => "  newest, in place of `latest`",
+                    _ => "",
                 }
             ),
         });

@@ -201,12 +201,20 @@ pub(super) fn stats(arguments: &StatsArguments) -> Result<()> {
                 let expected = "raster files beside it; a configuration has `data.nodata`";
                 return Err(Error::invalid("--nodata", nodata, expected));
             }
-            statistics::of_config(&Config::load(config, &arguments.set)?)?
+            let mut config = Config::load(config, &arguments.set)?;
+            if arguments.skip_missing {
+                leave_out(&mut config)?;
+            }
+            statistics::of_config(&config)?
         }
         files => {
             if let Some(set) = arguments.set.first() {
                 let expected = "one configuration (.toml) beside it";
                 return Err(Error::invalid("--set", set, expected));
+            }
+            if arguments.skip_missing {
+                let expected = "one configuration (.toml) beside it";
+                return Err(Error::invalid("--skip-missing", "raster files", expected));
             }
             statistics::of_files(files, arguments.nodata)?
         }

@@ -189,7 +189,8 @@ pub struct CheckpointSection {
     pub every: u64,
     /// The newest checkpoints that are kept. Default: 2.
     pub keep_last: usize,
-    /// The best checkpoints that are kept beside those. Default: 0.
+    /// The best checkpoints of all that are kept, too: those among the newest count, so that `keep_last = 1` and `keep_best = 2` keep two
+    /// where the newest is one of the best, else three. Default: 0.
     pub keep_best: usize,
     /// What makes one the best: the least mean of `loss`, or of one of its terms, over the steps since the one before; or, with
     /// validation, the most `iou`, `f1`, `precision` or `recall` there, for which each checkpoint is measured. Default: `loss`.
@@ -197,13 +198,13 @@ pub struct CheckpointSection {
     /// Whether steps go on while a checkpoint is written from a copy in host memory. Default: `true`.
     #[serde(rename = "async")]
     pub asynchronous: bool,
-    /// What becomes of the run when a checkpoint cannot be written. Default: `abort`.
+    /// What becomes of the run when a checkpoint, or a line of its metrics, cannot be written. Default: `abort`.
     pub on_failure: OnFailure,
     /// Where the run starts. Default: `auto`.
     pub resume: Resume,
 }
 
-/// What becomes of a run when a checkpoint cannot be written. The checkpoint before stays in force in any case.
+/// What becomes of a run when a checkpoint or its metrics cannot be written. The checkpoint before stays in force in any case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnFailure {

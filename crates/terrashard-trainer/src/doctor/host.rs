@@ -36,7 +36,12 @@ pub(super) fn checks(folder: &Path) -> Vec<Check> {
     let mut checks = vec![processor(&read("/proc/cpuinfo"), offered, &features())];
     checks.extend(memory(
         &read("/proc/meminfo"),
-        &read("/sys/fs/cgroup/memory.max"),
+        &[
+            "/sys/fs/cgroup/memory.max",
+            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        ]
+        .map(read)
+        .join(""),
     ));
     let limits = read("/proc/self/limits");
     checks.extend(limit(&limits, "Max locked memory").map(locked));
@@ -167,7 +172,7 @@ fn open_files(limit: u64) -> Check {
 }
 
 /// Bytes that are free where a folder is.
-fn space(folder: &Path) -> Option<u64> {
+pub(crate) fn space(folder: &Path) -> Option<u64> {
     let output = Command::new("df").arg("-Pk").arg(folder).output().ok()?;
     free_of(&String::from_utf8_lossy(&output.stdout))
 }

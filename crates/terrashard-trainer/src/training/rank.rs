@@ -163,7 +163,7 @@ impl<'a> Rank<'a> {
                     Progress::new(plan.display, "step", plan.start.step(), plan.steps, every);
                 progress.say(&plan.opening(communicator.ranks(), optimizer.table()));
                 origin.iter().for_each(|origin| progress.say(origin));
-                let metrics = Metrics::open(run)?;
+                let metrics = Metrics::open(run, config.checkpoint.on_failure)?;
                 let metrics = match config.log.tensorboard {
                     true => metrics.beside(EventFile::create(run.root(), plan.start.step())?),
                     false => metrics,
@@ -256,8 +256,10 @@ impl<'a> Rank<'a> {
             record
         })?;
         if let (Some((metrics, progress)), Some(run)) = (&mut self.told, plan.run) {
-            run.append_validation(&record)?;
-            metrics.append_validation(&record)?;
+            let warning = metrics.append_validation(run, &record)?;
+            warning
+                .iter()
+                .for_each(|it| warn(plan, Some(&*progress), it));
             progress.say(&record.told());
         }
         if let Some(saves) = &mut self.saves {
@@ -295,11 +297,8 @@ impl<'a> Rank<'a> {
     fn warn(&mut self) {
         let warnings = self.saves.iter_mut().flat_map(Saves::take_warnings);
         for warning in warnings {
-            let line = format!("warning: {warning}");
-            match (&self.told, self.plan.display) {
-                (Some((_, progress)), Display::Auto) => progress.say(&line),
-                _ => tell(&line),
-            }
+            let progress = self.told.as_ref().map(|(_, progress)| progress);
+            warn(self.plan, progress, &warning);
         }
     }
 
@@ -387,7 +386,7 @@ impl<'a> Rank<'a> {
         };
         let seconds = began.elapsed().as_secs_f64();
         let images = (window.samples().end - window.samples().start) as usize;
-        metrics.append(&StepRecord {
+        let warning = metrics.append(&StepRecord {
             step,
             loss,
             lr,
@@ -402,6 +401,9 @@ impl<'a> Rank<'a> {
             times,
             sent,
         })?;
+        warning
+            .iter()
+            .for_each(|it| warn(plan, Some(&*progress), it));
         match became {
             Became::Applied { .. } => {}
             Became::NotFinite { origin, loss_scale } => {
@@ -482,5 +484,14 @@ impl<'a> Rank<'a> {
         if held.total() > self.held.total() {
             self.held = held;
         }
+    }
+}
+
+/// Tells of what went wrong while the run goes on: also where it is to be quiet, as errors are.
+fn warn(plan: &Plan<'_>, progress: Option<&Progress>, warning: &str) {
+    let line = format!("warning: {warning}");
+    match (progress, plan.display) {
+        (Some(progress), Display::Auto) => progress.say(&line),
+        _ => tell(&line),
     }
 }

@@ -4,11 +4,12 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
+use std::path::Path;
 
 use burn::tensor::Device;
 use serde_json::Value;
 use terrashard_checkpoint::{
-    Checkpoint, ElementType, Kind, Matching, State, TensorSpec, in_force, steps,
+    Checkpoint, ElementType, Kind, Matching, State, TensorSpec, in_force, step_folder, steps,
 };
 use terrashard_models::{S2s2Net, initial_value, parameters};
 use terrashard_zero::{Progress, StateKind, ZeroOptimizer};
@@ -18,6 +19,7 @@ use super::same_training::{Difference, difference};
 use super::saving::{self, kind};
 use crate::config::{Batch, Config, Resume};
 use crate::error::{Error, Result};
+use crate::record::counted;
 use crate::run_directory::RunDirectory;
 use crate::trained_model::{load_buffers, saved_config};
 
@@ -30,6 +32,9 @@ pub enum Partial {
     /// What there is of it is taken, and the rest begins as in a new training.
     Allowed,
 }
+
+/// Tensors of a damaged checkpoint that are told each by its name.
+const LOSSES_TOLD: usize = 8;
 
 /// Where a run starts.
 #[derive(Debug)]
@@ -98,7 +103,9 @@ impl Start {
             (Resume::Auto | Resume::None, Partial::Refused) => {
                 readers.newest_sound(&root, &mut warnings)?
             }
-            (Resume::Auto | Resume::None, Partial::Allowed) => Checkpoint::open_damaged(&root)?,
+            (Resume::Auto | Resume::None, Partial::Allowed) => {
+                newest_damaged(&root, &saved, &mut warnings)?
+            }
             (Resume::From(path), Partial::Refused) => readers.sound(path)?,
             (Resume::From(path), Partial::Allowed) => Checkpoint::open_damaged(path)?,
         };
@@ -196,19 +203,29 @@ impl Resumed {
                     lost.insert((spec.name.clone(), spec.kind));
                 }
             }
+            let mut losses = Vec::new();
             let lacks = matching.missing.iter().chain(&matching.different);
-            warnings.extend(lacks.map(|tensor| format!("{tensor} {begins}: {path} lacks it")));
+            losses.extend(lacks.map(|tensor| format!("{tensor} {begins}: {path} lacks it")));
             let unused = matching.unexpected.iter();
-            warnings.extend(
+            losses.extend(
                 unused.map(|tensor| format!("{tensor} of {path} is not used: the model has none")),
             );
             for fault in checkpoint.faults() {
-                warnings.push(format!(
+                losses.push(format!(
                     "{} `{}` {begins}: {}",
                     fault.kind, fault.name, fault.error
                 ));
                 lost.insert((fault.name, fault.kind));
             }
+            // A file that is missing is a line for each tensor in it.
+            if losses.len() > LOSSES_TOLD {
+                let others = counted(losses.len() - LOSSES_TOLD, "other tensor");
+                losses.truncate(LOSSES_TOLD);
+                losses.push(format!(
+                    "and so with {others}: `terrashard ckpt verify {path}` lists those that are damaged"
+                ));
+            }
+            warnings.extend(losses);
         }
         Ok(Self {
             checkpoint,
@@ -258,6 +275,20 @@ impl Resumed {
             false => Ok(checkpoint.read(name, Kind::Buffer, 0..length)?),
         })
     }
+}
+
+/// The checkpoint in force in a folder, or where the pointer is damaged the newest, with a warning; damaged as it may be.
+fn newest_damaged(root: &Path, saved: &[u64], warnings: &mut Vec<String>) -> Result<Checkpoint> {
+    let newest = match in_force(root) {
+        Err(error @ terrashard_checkpoint::Error::Pointer { .. }) => {
+            let newest = saved.last().copied();
+            warnings.extend(newest.map(|step| format!("{error}; going on from step {step}")));
+            newest
+        }
+        other => other?,
+    };
+    let path = newest.map_or_else(|| root.to_owned(), |step| step_folder(root, step));
+    Ok(Checkpoint::open_damaged(path)?)
 }
 
 /// How far the optimizer was. What a checkpoint of an earlier version does not say is as it was then: no step was skipped, and

@@ -272,6 +272,7 @@ impl<'a> Saves<'a> {
         };
         // The folder is not to be written to any more when the next save clears it away.
         save.work.settle(false);
+        save.saver.abandon();
         let goes_on = self.plan.config.checkpoint.on_failure == OnFailure::Continue
             && save.urgency == Urgency::Later;
         match (save.work, goes_on) {

@@ -70,6 +70,18 @@ fn a_run_is_listed() {
         lines[3].starts_with("step-000006") && lines[3].ends_with("latest"),
         "{table}"
     );
+    // Without a pointer the newest takes its place.
+    fs::write(scenario.path("run/checkpoints/latest"), "step-000099").unwrap();
+    let (code, table, _) = run(&scenario, &["ls", "run"]);
+    assert_eq!(code, Some(0));
+    let lines: Vec<&str> = table.lines().collect();
+    assert!(
+        lines[3].starts_with("step-000006")
+            && lines[3].ends_with("newest, in place of `latest`")
+            && lines[4].contains("step-000099"),
+        "{table}"
+    );
+    assert_eq!(table.matches("in place of").count(), 1, "{table}");
     let (code, _, told) = run(&scenario, &["ls", "nowhere"]);
     assert_eq!(code, Some(2));
     assert!(
@@ -219,7 +231,17 @@ fn every_damaged_tensor_is_named() {
     let (code, text, told) = run(&scenario, &["verify", "run"]);
     assert_eq!(code, Some(2), "{text}");
     assert!(
-        told.contains("2 of 3 checkpoints are damaged") && told.contains("step-000002"),
+        told.contains("2 of 3 checkpoints are damaged")
+            && told.contains("step-000002")
+            && told.contains("fit goes on from the newest that is whole"),
+        "{told}"
+    );
+    let (code, _, told) = run(&scenario, &["verify", "run/checkpoints/step-000004"]);
+    assert_eq!(code, Some(2));
+    assert!(
+        told.contains("1 of 1 checkpoints are damaged")
+            && told.contains("none is whole: restore one")
+            && !told.contains("goes on from"),
         "{told}"
     );
     let lines: Vec<&str> = text.lines().collect();

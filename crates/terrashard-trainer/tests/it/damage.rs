@@ -281,3 +281,42 @@ fn what_there_is_is_taken_where_that_is_wanted_and_each_loss_named() {
     let moment = floats(values(&run, 7, "stages.1.norm.weight", Kind::M));
     assert!(moment.iter().any(|value| *value != 0.0));
 }
+
+#[test]
+fn a_missing_file_is_told_in_a_few_lines_and_the_pointer_may_be_damaged_too() {
+    let run = Damaged::new(&["zero.ranks=2", "zero.stage=1"]);
+    fs::remove_file(run.step(6).join("rank-00001.safetensors")).unwrap();
+    let latest = run.scenario.path("run/checkpoints/latest");
+    fs::write(latest, "step-00").unwrap();
+    let (code, told) = run.go_on(&["--allow-partial", "--quiet"]);
+    assert_eq!(code, Some(0), "{told}");
+    let lines: Vec<&str> = told.lines().collect();
+    assert_eq!(lines.len(), 1 + 8 + 1, "{told}");
+    assert!(
+        lines[0].contains("latest") && lines[0].contains("going on from step 6"),
+        "{told}"
+    );
+    assert!(lines[1].contains("rank-00001.safetensors is missing"));
+    assert!(
+        lines[9].starts_with("warning: and so with ") && lines[9].contains("ckpt verify"),
+        "{told}"
+    );
+}
+
+#[test]
+fn an_export_is_of_the_model_that_the_configuration_describes() {
+    let run = Damaged::new(&[]);
+    run.edit(
+        6,
+        "\"name\":\"tail.head.cls.bias\"",
+        "\"name\":\"tail.head.out.bias\"",
+    );
+    let output = run.scenario.terrashard(&["export", "run"]);
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{told}");
+    assert!(
+        told.contains("missing: parameter `tail.head.cls.bias`"),
+        "{told}"
+    );
+    assert!(!run.scenario.path("model.safetensors").exists());
+}

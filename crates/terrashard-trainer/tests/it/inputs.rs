@@ -82,6 +82,24 @@ fn geo_52_scenes_that_do_not_read_are_left_out_where_that_is_asked_for() {
     let chip = json(&scenario, &[&chip[..4], &["--skip-missing"]].concat(), 0);
     assert_eq!(chip["scenes"], 1);
 
+    let stats = ["stats", "run.toml", "--set", &scenes];
+    assert!(!scenario.terrashard(&stats).status.success());
+    let stats = json(&scenario, &[&stats[..], &["--skip-missing"]].concat(), 0);
+    assert_eq!(stats["scenes"], 1);
+    let test = [
+        "test",
+        "run.toml",
+        "--checkpoint",
+        "alone",
+        "--quiet",
+        "--set",
+        &scenes,
+    ];
+    assert!(!scenario.terrashard(&test).status.success());
+    let tested = json(&scenario, &[&test[..], &["--skip-missing"]].concat(), 0);
+    let alone = json(&scenario, &test[..5], 0);
+    assert_eq!(tested["iou"], alone["iou"]);
+
     // An index of chips names two scenes, of which one goes: the run's own configuration has the other alone.
     fs::copy(scenario.path("image.tif"), scenario.path("other.tif")).unwrap();
     let scenes = format!("data.scenes=[{sound}, {}]", scene("other.tif", "mask.tif"));

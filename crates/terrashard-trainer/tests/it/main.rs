@@ -11,11 +11,13 @@ mod documented;
 mod epochs;
 mod exports;
 mod folder;
+mod fuzzed;
 mod highres;
 mod imports;
 mod imports_refused;
 mod info;
 mod inputs;
+mod limits;
 mod plan;
 mod predicted;
 mod products;
@@ -28,3 +30,12 @@ mod scenes;
 mod settings;
 mod shell;
 mod validation;
+
+// Public for the target, which is another crate.
+#[allow(unreachable_pub)]
+#[path = "../../fuzz/src/configurations.rs"]
+mod configurations;
+
+#[allow(unreachable_pub)]
+#[path = "../../../terrashard-raster/fuzz/src/kept.rs"]
+mod kept;

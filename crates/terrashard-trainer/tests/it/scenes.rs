@@ -378,6 +378,8 @@ fn geo_09_less_overlap_than_the_model_is_tested_with_warns() {
     let seconds = |key: &str| told[key].as_f64().unwrap();
     assert!(seconds("reading_seconds") > 0.0 && seconds("writing_seconds") > 0.0);
     assert!(seconds("writing_seconds") < seconds("seconds"));
+    let share = seconds("input_output_share");
+    assert!(share > seconds("writing_seconds") / seconds("seconds") && share < 1.0);
 }
 
 #[test]
