@@ -9,6 +9,7 @@ mod bench;
 mod ci;
 mod compare;
 mod demo;
+mod deny;
 mod doc;
 mod error;
 mod libtorch;
@@ -46,6 +47,8 @@ enum Command {
     Tidy,
     /// The parts of the documentation that are made of the sources: the codes of errors, the keys of a configuration.
     Reference,
+    /// Licences, versions, known weaknesses and sources of all dependencies. Needs `cargo-deny`, and the network unless `--offline`.
+    Deny(deny::Args),
     /// API documentation of all crates, warnings are errors.
     Doc(doc::Args),
     /// The archives that would be published, and whether all that they need is in them.
@@ -71,6 +74,7 @@ fn main() -> ExitCode {
         Command::Ci(args) => ci::run(&args),
         Command::Tidy => tidy::run(),
         Command::Reference => reference::run(),
+        Command::Deny(args) => deny::run(&args),
         Command::Doc(args) => doc::run(&args),
         Command::Package(args) => package::run(&args),
         Command::Parity(args) => parity::run(&args),

@@ -27,6 +27,7 @@ const ALLOWED: &[&str] = &[
     ".gitignore",
     "clippy.toml",
     "deny.toml",
+    "deny.toml",
     "rustfmt.toml",
 ];
 

@@ -1,0 +1,28 @@
+//! `cargo xtask deny`: licences, versions, known weaknesses and sources of what the workspace is built from, by `deny.toml`.
+
+use crate::error::{Error, Result};
+use crate::step::Step;
+use crate::workspace;
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Do not fetch the database of known weaknesses, and do not check against it.
+    #[arg(long)]
+    offline: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    deny(&["--version"]).capture().map_err(|_| Error::Usage {
+        message: "cargo-deny is missing: install it with `cargo install cargo-deny --locked`, outside of this folder".into(),
+    })?;
+    deny(&["check", "licenses", "bans", "sources"]).run()?;
+    if args.offline || deny(&["fetch", "db"]).capture().is_err() {
+        eprintln!("xtask: known weaknesses were not looked up: the database was not fetched");
+        return Ok(());
+    }
+    deny(&["check", "--disable-fetch", "advisories"]).run()
+}
+
+fn deny(args: &[&str]) -> Step {
+    workspace::cargo(&[&["deny"], args].concat())
+}
