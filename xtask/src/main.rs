@@ -17,6 +17,7 @@ mod mpi;
 mod package;
 mod parity;
 mod reference;
+mod sanitize;
 mod scene;
 mod step;
 mod test;
@@ -49,6 +50,8 @@ enum Command {
     Reference,
     /// Licences, versions, known weaknesses and sources of all dependencies. Needs `cargo-deny`, and the network unless `--offline`.
     Deny(deny::Args),
+    /// The kernels of the host optimizer under the address sanitizer. Needs a nightly compiler, on Linux.
+    Sanitize,
     /// API documentation of all crates, warnings are errors.
     Doc(doc::Args),
     /// The archives that would be published, and whether all that they need is in them.
@@ -75,6 +78,7 @@ fn main() -> ExitCode {
         Command::Tidy => tidy::run(),
         Command::Reference => reference::run(),
         Command::Deny(args) => deny::run(&args),
+        Command::Sanitize => sanitize::run(),
         Command::Doc(args) => doc::run(&args),
         Command::Package(args) => package::run(&args),
         Command::Parity(args) => parity::run(&args),
