@@ -61,11 +61,15 @@ pub enum Error {
     },
     /// The ranks built different tables: another model, other settings or another rank count.
     #[error(
-        "rank {rank} has another shard table than rank 0: every rank must build the same model with the same settings"
+        "rank {rank} has another shard table than rank 0, first where it has {got} and rank 0 {expected}: every rank must build the same model with the same settings"
     )]
     TableMismatch {
         /// The first rank that differs.
         rank: usize,
+        /// Its first row that rank 0 has otherwise.
+        got: String,
+        /// That row of rank 0.
+        expected: String,
     },
     /// A module was entered whose parameters this optimizer does not hold.
     #[error(

@@ -26,6 +26,7 @@ mod anchor;
 mod averages;
 mod block;
 mod bucket_updates;
+mod comparison;
 mod config;
 mod decision;
 mod entrance;

@@ -1,10 +1,9 @@
-//! What happens once, at the start: the rows of the table, the comparison between ranks, the first values.
+//! What happens once, at the start: the rows of the table, the comparison of host memory, the first values.
 
 use std::collections::HashMap;
 
 use burn::module::{Module, ParamId};
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use terrashard_collectives::Communicator;
 use terrashard_layout::{ParameterSpec, Row, ShardTable};
 
 use crate::config::{Offload, ZeroConfig};
@@ -51,25 +50,6 @@ pub(crate) fn specs(parameters: &[Declared], config: &ZeroConfig) -> Vec<Paramet
         specs.push(spec(parameter, tied_to));
     }
     specs
-}
-
-/// Compares the table's hash with rank 0's.
-pub(crate) fn compare_tables(
-    table: &ShardTable,
-    communicator: &dyn Communicator,
-    device: &Device,
-) -> Result<()> {
-    // Sixteen bits at a time are exact in any float type that is reduced.
-    let hash = table.hash();
-    let parts: Vec<f64> = (0..4)
-        .map(|part| ((hash >> (16 * part)) & 0xffff) as f64)
-        .collect();
-    let tensor = Tensor::<1>::from_data(TensorData::from(parts.as_slice()), (device, DType::F64));
-    let all = read_f64(communicator.all_gather(tensor)?.wait()?)?;
-    match all.chunks(4).position(|parts| parts != &all[..4]) {
-        Some(rank) => Err(Error::TableMismatch { rank }),
-        None => Ok(()),
-    }
 }
 
 /// Refuses to start where host memory is too small for what is offloaded. Collective; all ranks decide the same.

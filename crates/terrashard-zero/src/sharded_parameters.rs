@@ -11,6 +11,7 @@ use terrashard_collectives::Communicator;
 use terrashard_layout::{LayoutConfig, ShardTable};
 
 use crate::anchor::{self, Port};
+use crate::comparison::compare_tables;
 use crate::config::ZeroConfig;
 use crate::entrance::{Entering, Entrance, Entry};
 use crate::error::{Error, Result};
@@ -22,7 +23,7 @@ use crate::policy::Policy;
 use crate::reading::read_f64;
 use crate::reducer::Reducer;
 use crate::setup::{
-    Initial, Placement, Source, compare_host_memory, compare_tables, initial_values, specs,
+    Initial, Placement, Source, compare_host_memory, initial_values, specs,
 };
 use crate::update::BucketStates;
 use crate::values::Values;

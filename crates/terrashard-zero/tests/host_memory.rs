@@ -14,7 +14,7 @@ struct Huge {
 }
 
 #[test]
-fn too_little_host_memory_is_refused_with_both_numbers_before_anything_is_made() {
+fn o1_too_little_host_memory_is_refused_with_both_numbers_before_anything_is_made() {
     let results = local::run(2, |communicator| -> Result<_, Error> {
         let shape = [1 << 21, 1 << 21];
         let never = move |_: &Device, _: bool| panic!("nothing is initialised");

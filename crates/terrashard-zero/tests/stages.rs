@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device, TensorData};
-use net::{Net, batch, initial, loss};
+use net::{Net, batch, dense, initial, loss};
 use reference::reference;
 use terrashard_collectives::Communicator;
 use terrashard_collectives::local::{self, LocalCommunicator};
@@ -351,21 +351,49 @@ fn wrong_use_is_an_error_that_says_so() {
 }
 
 #[test]
-fn a_rank_with_another_model_is_found_at_the_start() {
-    let results = local::run(3, |communicator| -> Result<(), Error> {
-        let rank = communicator.rank();
-        let net = Net::new();
-        let accumulate = 1;
-        let mut config = config(Stage::Two, Precision::F32, accumulate);
-        if rank == 2 {
-            config.groups.clear();
-        }
-        let optimizer = new_optimizer(&net, config, communicator);
-        match optimizer {
-            Err(Error::TableMismatch { rank: 2 }) => Ok(()),
-            Err(other) => Err(other),
-            Ok(_) => panic!("the tables differ"),
-        }
-    });
-    results.unwrap();
+fn h4_a_rank_with_another_model_is_told_by_its_first_difference() {
+    let check = |stage, change: &(dyn Fn(&mut Net, &mut ZeroConfig) + Sync), told: [&str; 2]| {
+        let results = local::run(3, |communicator| -> Result<(), Error> {
+            let rank = communicator.rank();
+            let (mut net, mut config) = (Net::new(), config(stage, Precision::F32, 1));
+            if rank == 2 {
+                change(&mut net, &mut config);
+            }
+            let Err(error) = new_optimizer(&net, config, communicator) else {
+                panic!("the tables differ")
+            };
+            let text = error.to_string();
+            assert!(text.starts_with("rank 2 has another shard table"), "{text}");
+            // The same on every rank, so that the first one that ends says it.
+            for words in told {
+                assert!(text.contains(words), "rank {rank}: {text}");
+            }
+            Ok(())
+        });
+        results.unwrap();
+    };
+    for stage in [Stage::Zero, Stage::One, Stage::Two, Stage::Three] {
+        // One channel more.
+        check(
+            stage,
+            &|net, _| net.output = dense(8, 3),
+            [
+                "it has `output.weight` [8, 3]",
+                "rank 0 `output.weight` [7, 3]",
+            ],
+        );
+        check(
+            stage,
+            &|_, config| config.groups.clear(),
+            [
+                "it has `frozen` [7, 7] f32 in group 0, ",
+                "rank 0 `frozen` [7, 7] f32 in group 0, frozen",
+            ],
+        );
+        check(
+            stage,
+            &|_, config| config.bucket_bytes = Some(512),
+            ["buckets of 512 bytes", "buckets of 256 bytes"],
+        );
+    }
 }

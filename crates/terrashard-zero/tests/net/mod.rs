@@ -41,7 +41,7 @@ fn lazy<const D: usize>(shape: [usize; D]) -> Param<Tensor<D>> {
     )
 }
 
-fn dense(inputs: usize, outputs: usize) -> Dense {
+pub(crate) fn dense(inputs: usize, outputs: usize) -> Dense {
     Dense {
         weight: lazy([inputs, outputs]),
         bias: lazy([outputs]),
