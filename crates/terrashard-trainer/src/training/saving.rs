@@ -5,6 +5,9 @@
 //! the ranks learn together: from numbers that travel with those of the next step, or where a save has to end now, from a sum of
 //! their own. So every rank goes on, or gives up, at the same step.
 
+use std::thread;
+use std::time::{Duration, Instant};
+
 use burn::tensor::TensorData;
 use serde_json::{Map, Value, json};
 use terrashard_checkpoint::{Background, ElementType, Keep, Kind, Saver, Slot, State, TensorSpec};
@@ -35,6 +38,12 @@ pub(super) const STEADY_STEPS: &str = "steady_steps";
 
 /// What a validation said of the model.
 pub(crate) const VALIDATION: &str = "validation";
+
+/// How long a rank waits for its disk before it tells the others that it goes on waiting.
+const HEARTBEAT: Duration = Duration::from_secs(1);
+
+/// Between two looks at what is written.
+const LOOK: Duration = Duration::from_millis(1);
 
 /// When a save has to have ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -109,9 +118,20 @@ impl Work {
         }
     }
 
-    /// Waits for the end if the work is running; `at_once` only if that takes no time.
-    fn settle(&mut self, at_once: bool) {
-        if matches!(self, Self::Running(work) if !at_once || work.is_finished())
+    /// Takes the end in if the work has ended, or ends within that time.
+    fn settle(&mut self, patience: Duration) {
+        let until = Instant::now() + patience;
+        while matches!(self, Self::Running(work) if !work.is_finished()) && Instant::now() < until {
+            thread::sleep(LOOK);
+        }
+        if matches!(self, Self::Running(work) if work.is_finished()) {
+            self.finish();
+        }
+    }
+
+    /// Waits for the end if the work is running.
+    fn finish(&mut self) {
+        if matches!(self, Self::Running(_))
             && let Self::Running(work) = std::mem::replace(self, Self::Done)
         {
             *self = Self::of(work.wait());
@@ -194,7 +214,7 @@ impl<'a> Saves<'a> {
         match &mut self.under_way {
             None => Standing::default(),
             Some(save) => {
-                save.work.settle(true);
+                save.work.settle(Duration::ZERO);
                 save.work.standing()
             }
         }
@@ -251,10 +271,10 @@ impl<'a> Saves<'a> {
         std::mem::take(&mut self.warnings)
     }
 
-    /// Waits until all ranks have done the part that is under way.
+    /// Waits for a while until this rank has done the part that is under way, and tells the others how far it is.
     fn agree(&mut self, optimizer: &ZeroOptimizer) -> Result<()> {
         if let Some(save) = &mut self.under_way {
-            save.work.settle(false);
+            save.work.settle(HEARTBEAT);
         }
         let Standing { done, failed } = self.standing();
         let sums = optimizer.parameters().sum_over_ranks(vec![done, failed])?;
@@ -271,7 +291,7 @@ impl<'a> Saves<'a> {
             return Ok(());
         };
         // The folder is not to be written to any more when the next save clears it away.
-        save.work.settle(false);
+        save.work.finish();
         save.saver.abandon();
         let goes_on = self.plan.config.checkpoint.on_failure == OnFailure::Continue
             && save.urgency == Urgency::Later;
@@ -401,9 +421,54 @@ fn state(plan: &Plan<'_>, step: u64, progress: Progress, score: Option<f64>) -> 
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+    use std::sync::mpsc::{self, Receiver};
+
     use terrashard_layout::{LayoutConfig, ParameterSpec};
 
     use super::*;
+
+    /// Bytes that can be read only once the other end is gone.
+    struct Slow(Mutex<Receiver<()>>);
+
+    impl AsRef<[u8]> for Slow {
+        fn as_ref(&self) -> &[u8] {
+            let slow = self.0.lock().expect("one reader");
+            slow.recv().expect_err("nothing is sent");
+            &[1, 2, 3, 4]
+        }
+    }
+
+    /// A disk that takes longer than any collective may: the rank tells so in time, and the save ends well.
+    #[test]
+    fn h8_a_rank_that_writes_slowly_is_heard_of_meanwhile() {
+        let folder = tempfile::tempdir().unwrap();
+        let saver = Saver::create(folder.path(), 1, 0, 1).unwrap();
+        saver.prepare().unwrap();
+        let (disk, slow) = mpsc::channel();
+        let slot = Slot {
+            tensor: TensorSpec::new("a", Kind::Parameter, [1], ElementType::F32),
+            interval: 0..1,
+        };
+        let bytes = Slow(Mutex::new(slow));
+        let mut work = Work::started(saver.write_beside(vec![(slot, bytes)]));
+        for patience in [Duration::ZERO, 20 * LOOK] {
+            let asked = Instant::now();
+            work.settle(patience);
+            assert!(asked.elapsed() >= patience, "it waits as long as it may");
+            assert_eq!(work.standing(), Standing::default(), "not done, not failed");
+        }
+        drop(disk);
+        work.finish();
+        let done = Standing {
+            done: 1.0,
+            failed: 0.0,
+        };
+        assert_eq!(work.standing(), done);
+        work.settle(HEARTBEAT);
+        work.finish();
+        assert_eq!(work.standing(), done);
+    }
 
     #[test]
     fn a_tied_parameter_is_an_alias_of_its_owner() {
