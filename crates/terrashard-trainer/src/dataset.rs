@@ -35,6 +35,9 @@ pub struct Split {
 /// More scenes than this are opened anew for each window, since a program may hold only so many files.
 const HELD_OPEN: usize = 100;
 
+/// What a file's reader keeps of it at least where there are many scenes, unless less is to be kept of all.
+const PASS_BYTES: usize = 32 << 20;
+
 impl Dataset {
     /// Opens every scene and checks it against its label, the bands and the regions. Images at high resolution are left aside.
     ///
@@ -93,12 +96,15 @@ impl Dataset {
         let cache = Arc::new(TileCache::new(cache));
         let parts = Parts::of(config)?;
         let many = data.scenes.len() > HELD_OPEN;
-        // What readers keep beside the tiles: a quarter of it for all scenes together.
+        // What readers keep: beside the tiles a quarter for all scenes together, by themselves all of it, though each as much as a
+        // pass over rows of tiles takes.
+        let each = data.cache_bytes / data.scenes.len().max(1);
+        let each = match keep {
+            Keep::Decoded => each / 4,
+            Keep::Nothing => each.max(PASS_BYTES.min(data.cache_bytes)),
+        };
         let mut limits = ReadLimits::default();
-        if keep == Keep::Decoded {
-            let each = data.cache_bytes / 4 / data.scenes.len().max(1);
-            limits.cache_bytes = limits.cache_bytes.min(each);
-        }
+        limits.cache_bytes = limits.cache_bytes.min(each);
         let raster = |path: &PathBuf| -> terrashard_raster::Result<Box<dyn RasterSource>> {
             match many {
                 true => Ok(Box::new(Reopened::new(path)?)),
@@ -175,6 +181,14 @@ impl Dataset {
     /// The scenes with the parts to test on.
     pub fn test_regions(&self) -> impl Iterator<Item = (Arc<Scene>, Window)> {
         self.regions(|split| &split.test)
+    }
+
+    /// The same one scene after the other: what a scene's readers keep is gone before the next one is read.
+    pub fn into_test_regions(self) -> impl Iterator<Item = (Arc<Scene>, Window)> {
+        self.scenes.into_iter().flat_map(|split| {
+            let Split { scene, test, .. } = split;
+            test.into_iter().map(move |window| (scene.clone(), window))
+        })
     }
 
     /// The scenes with the parts to validate on.

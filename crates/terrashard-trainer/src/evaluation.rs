@@ -127,7 +127,7 @@ pub fn test(config: &Config, checkpoint: &Path, options: &TestOptions) -> Result
     let mut theirs = (!several).then(Score::default);
     let mut matrix = ConfusionMatrix::new(trained.model.classes.max(2));
     let (mut image, mut enlarged) = (Fidelity::default(), Some(Fidelity::default()));
-    for (scene, region) in dataset.test_regions() {
+    for (scene, region) in dataset.into_test_regions() {
         let fit = request.fit(scene.metadata(), region, &|block| {
             readers_bytes(&scene) + counted_bytes(&scene, region, block)
         })?;

@@ -22,6 +22,7 @@ mod plan;
 mod predicted;
 mod products;
 mod reports;
+mod resident;
 mod resume;
 mod rules;
 mod saves;
@@ -30,6 +31,7 @@ mod scenes;
 mod settings;
 mod shell;
 mod validation;
+mod weights;
 
 // Public for the target, which is another crate.
 #[allow(unreachable_pub)]
