@@ -8,6 +8,7 @@ mod book;
 mod links;
 mod packages;
 mod packaging;
+mod scenarios;
 mod source;
 mod sources;
 mod top_level;
@@ -58,6 +59,7 @@ const RULES: &[Rule] = &[
     packaging::inside,
     links::relative,
     book::summary,
+    scenarios::table,
     reference::up_to_date,
     sources::module_docs,
     sources::file_names,

@@ -446,7 +446,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_local_rank_has_its_gpu() {
+    fn e1_each_local_rank_has_its_gpu() {
         let launched = |local_rank| Launched {
             rank: 5,
             ranks: 8,

@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tells_ratios_by_hand() {
+    fn geo_43_tells_ratios_by_hand() {
         let mut counts = Confusion::default();
         counts.add_probabilities(
             &[0.9, 0.9, 0.9, 0.5, 0.1, 0.2, 0.99],
@@ -183,7 +183,7 @@ mod tests {
 
     /// User problem: an all-background prediction scored 0.99 through the background's part.
     #[test]
-    fn an_empty_prediction_scores_nothing() {
+    fn geo_42_an_empty_prediction_scores_nothing() {
         let mut counts = Confusion::default();
         let mask: Vec<u8> = (0..1000).map(|i| u8::from(i < 10)).collect();
         counts.add_masks(&vec![0; 1000], &mask, 1, None);

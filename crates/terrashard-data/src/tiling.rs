@@ -88,7 +88,7 @@ mod tests {
 
     /// User problems: a 512-pixel image gave 0 chips, the right and lower edges were never reached, small areas were dropped.
     #[test]
-    fn every_pixel_is_covered_for_all_sizes() {
+    fn geo_13_every_pixel_is_covered_for_all_sizes() {
         for width in 1..40 {
             for (height, chip, stride) in
                 [(1, 8, 8), (17, 8, 8), (23, 8, 5), (40, 7, 1), (9, 16, 3)]

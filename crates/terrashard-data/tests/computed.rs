@@ -427,7 +427,7 @@ fn a_loader_ends_when_dropped_and_refuses_what_cannot_be() {
 
 /// User problems: corners that moved, nodata that became data, a map of another size than the scene's.
 #[test]
-fn a_prediction_lies_exactly_on_its_scene() {
+fn geo_05_a_prediction_lies_exactly_on_its_scene() {
     for (width, height) in [(24, 42), (37, 58), (1, 1)] {
         let samples = Samples::U16((0..width * height).map(|i| (i % 5) as u16).collect());
         let scene = Scene::new(

@@ -143,6 +143,48 @@ fn the_end_of_a_stream_is_shared_without_repeating() {
     }
 }
 
+/// A run that goes on with other ranks takes the samples that are left, each once, and in the same order as it would have.
+#[test]
+fn c9_what_is_left_of_an_epoch_is_shared_by_other_ranks_without_repeating() {
+    let samples = 100u64;
+    let order = SampleOrder::new(samples as usize, 3).unwrap();
+    let taken = |shape: BatchShape, from: u64, steps: u64| -> Vec<usize> {
+        let windows = (0..steps).map(|step| {
+            let window = shape.window(from + step * shape.global_batch(), Some(samples));
+            let shares = (0..shape.ranks).flat_map(move |rank| window.share(rank));
+            shares.map(|cursor| order.at(cursor)).collect::<Vec<_>>()
+        });
+        windows.collect::<Vec<_>>().concat()
+    };
+    let shape = |ranks, micro_batch, accumulate| BatchShape {
+        ranks,
+        micro_batch,
+        accumulate,
+    };
+    let before = shape(4, 3, 1);
+    let whole = taken(before, 0, before.steps(samples));
+    let mut sorted = whole.clone();
+    sorted.sort_unstable();
+    assert!(sorted.into_iter().eq(0..samples as usize));
+    for steps in [0, 1, 5, 8] {
+        let cursor = steps * before.global_batch();
+        let first = taken(before, 0, steps);
+        for after in [
+            shape(1, 12, 1),
+            shape(3, 2, 2),
+            shape(5, 1, 3),
+            shape(2, 7, 1),
+        ] {
+            let rest = taken(after, cursor, after.steps(samples - cursor));
+            assert_eq!(
+                [&first[..], &rest].concat(),
+                whole,
+                "{after:?} from {cursor}"
+            );
+        }
+    }
+}
+
 fn shapes() -> impl Iterator<Item = (usize, usize, usize)> {
     let accumulated = |(ranks, n)| (1..=3).map(move |accumulate| (ranks, n, accumulate));
     (1..=5)

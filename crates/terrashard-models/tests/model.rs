@@ -129,8 +129,19 @@ fn initial_values_follow_from_the_name() {
     assert_eq!(initial_value("a.q.bias", &[2], 1), [0.0; 2]);
 }
 
+/// The map is on the fine grid: nobody has to enlarge it afterwards.
 #[test]
-fn any_size_is_padded_inside_and_cropped_after() {
+fn geo_47_a_map_is_five_times_as_large_as_the_image() {
+    let device = Device::flex();
+    let model = ModelConfig::b0().init(&device).unwrap().initialize(3);
+    let maps = model.forward(image(64, 64, &device), &Plain::inference());
+    assert_eq!(maps.segmentation.dims(), [1, 1, 320, 320]);
+    assert_eq!(maps.segmentation.pixels().dims(), [1, 1, 320, 320]);
+    assert_eq!(maps.superres.unwrap().dims(), [1, 4, 320, 320]);
+}
+
+#[test]
+fn geo_16_any_size_is_padded_inside_and_cropped_after() {
     let device = Device::flex();
     let model = tiny().init(&device).unwrap().initialize(3);
     let scope = Plain::inference();

@@ -40,7 +40,7 @@ fn a_mask_follows_its_sample() {
 }
 
 #[test]
-fn masks_differ_between_samples_steps_layers_and_seeds() {
+fn b3_masks_differ_between_samples_steps_layers_and_seeds() {
     let masks = [
         factors(0.5, "head", &pass(1, 7, &[40]), 64),
         factors(0.5, "head", &pass(1, 7, &[41]), 64),

@@ -397,7 +397,7 @@ fn feature_affinity() {
 }
 
 #[test]
-fn ignored_pixels_have_no_loss_and_no_gradient_whatever_they_hold() {
+fn geo_22_ignored_pixels_have_no_loss_and_no_gradient_whatever_they_hold() {
     let device = Device::flex().autodiff();
     let mut values = noise("logits", 70);
     (0..70)

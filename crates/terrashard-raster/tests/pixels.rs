@@ -77,7 +77,7 @@ fn a_window_is_cut_from_all_bands() {
 
 /// User problem: a cast to a signed type turned 40000 into -25536.
 #[test]
-fn unsigned_values_above_32767_survive() {
+fn geo_27_unsigned_values_above_32767_survive() {
     check_pixels(
         "crop_u16_gt32767.tif",
         &[
@@ -123,7 +123,7 @@ fn nodata_outside_of_the_type_hides_no_pixel() {
 
 /// User problem: pixel centres taken for corners shift an image by half a pixel.
 #[test]
-fn points_and_areas_differ_by_half_a_pixel() {
+fn geo_32_points_and_areas_differ_by_half_a_pixel() {
     let corner = |name: &str| {
         let transform = open(data(name))
             .expect(name)

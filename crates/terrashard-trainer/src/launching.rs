@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn each_rank_has_a_gpu() {
+    fn e1_each_rank_has_a_gpu() {
         assert_eq!(count(None, 4).expect("it can be"), 4);
         assert_eq!(count(Some(2), 4).expect("it can be"), 2);
         let text = count(Some(3), 2).expect_err("too many").to_string();

@@ -1,6 +1,8 @@
 //! Memory as the allocator sees it. Alone in its process, and its tests take turns, so that what is counted is theirs.
 
 mod absent;
+mod files;
+mod sizes;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};

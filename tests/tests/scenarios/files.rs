@@ -40,7 +40,11 @@ fn kind(kind: StateKind) -> Kind {
     }
 }
 
-fn save(trainer: &Trainer, communicator: &Arc<dyn Communicator>, root: &Path) -> Result<()> {
+pub(crate) fn save(
+    trainer: &Trainer,
+    communicator: &Arc<dyn Communicator>,
+    root: &Path,
+) -> Result<()> {
     let saver = Saver::create(root, STEPS, communicator.rank(), communicator.ranks()).unwrap();
     saver.prepare().unwrap();
     communicator.barrier()?;

@@ -1,5 +1,6 @@
 //! What users of sharded training ran into, as tests: each is named by its id in the catalogue of such reports.
 
+mod accumulation;
 mod files;
 mod precision;
 mod same_bits;

@@ -4,9 +4,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
+use terrashard_checkpoint::{Checkpoint, steps};
 use terrashard_collectives::{Communicator, local};
 use terrashard_layout::{BatchShape, Stage, Window};
-use terrashard_tests::nasty::{Case, SIDE, TARGETS, Trainer};
+use terrashard_tests::nasty::{Case, Named, SIDE, TARGETS, Trainer};
 use terrashard_zero::{Error, Precision, Recompute, Result, Unused};
 
 use crate::{STAGES, case, close, ranks};
@@ -23,6 +24,27 @@ fn h5_unused_parameters_are_zero_or_an_error_that_names_them() {
             }
             Ok(())
         });
+        // Zeros: the branch that nobody used keeps its values but for the decay of its matrix.
+        let case = self::case(2, stage, |case| case.config.unused = Unused::Zero);
+        let (start, end) = ranks(2, |communicator| {
+            let mut trainer = Trainer::new(&case, communicator)?;
+            let start = trainer.states()?;
+            (0..3).try_for_each(|step| trainer.step(step).map(drop))?;
+            Ok((start, trainer.states()?))
+        })
+        .swap_remove(0);
+        let decay = (1.0 - 0.01 * case.lr).powi(3);
+        for (name, factor) in [("side.weight", decay), ("side.bias", 1.0)] {
+            let of = |states: &Named| states[&format!("Parameter/{name}")].clone();
+            for (end, start) in of(&end).iter().zip(of(&start)) {
+                let apart = (end - start * factor).abs();
+                assert!(apart < 1e-7, "stage {stage}, {name}: {end} from {start}");
+            }
+        }
+        let moments = |name: &&String| name.contains("/side.") && !name.starts_with("Parameter/");
+        for name in end.keys().filter(moments) {
+            assert!(end[name].iter().all(|value| *value == 0.0), "{name}");
+        }
     }
 }
 
@@ -197,4 +219,26 @@ fn h2_a_rank_by_itself_is_refused_and_not_waited_for() {
         Ok::<_, Error>(())
     });
     results.unwrap_or_else(|error| panic!("{error}"));
+}
+
+#[test]
+fn h7_a_rank_that_saves_alone_is_refused_and_publishes_nothing() {
+    for stage in STAGES {
+        let folder = tempfile::tempdir().expect("a folder");
+        let case = case(2, stage, |_| ());
+        let results = local::run(2, |communicator| {
+            let communicator: Arc<dyn Communicator> = Arc::new(communicator);
+            let mut trainer = Trainer::new(&case, communicator.clone())?;
+            trainer.step(0)?;
+            match communicator.rank() {
+                0 => crate::files::save(&trainer, &communicator, folder.path()),
+                // Which goes on to the next step.
+                _ => trainer.step(1).map(drop),
+            }
+        });
+        let error = results.expect_err("the ranks do not meet").to_string();
+        assert!(error.contains("barrier"), "stage {stage}: {error}");
+        assert!(Checkpoint::open(folder.path()).is_err());
+        assert!(steps(folder.path()).expect("a folder").is_empty());
+    }
 }

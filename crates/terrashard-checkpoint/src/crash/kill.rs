@@ -46,7 +46,7 @@ fn tell(at: &str) {
     assert!(read > 0, "whoever started this rank has gone");
 }
 
-/// Does nothing by itself: a rank of [`killed_at_every_point_on_two_and_four_processes`] is this test in a process of its own.
+/// Does nothing by itself: a rank of [`c8_killed_at_every_point_on_two_and_four_processes`] is this test in a process of its own.
 #[test]
 fn one_rank() {
     let Ok(told) = env::var(RANK) else {
@@ -196,7 +196,7 @@ fn check(earlier: &Path, ranks: usize, rank: usize, kill: Kill) -> bool {
 }
 
 #[test]
-fn killed_at_every_point_on_two_and_four_processes() {
+fn c8_killed_at_every_point_on_two_and_four_processes() {
     for ranks in [2, 4] {
         let earlier = tempfile::tempdir().unwrap();
         for step in [1, 2] {
@@ -218,5 +218,29 @@ fn killed_at_every_point_on_two_and_four_processes() {
             }
         }
         assert!(kills >= 25, "{kills} kills of {ranks} processes");
+    }
+}
+
+/// Processes that begin a save together.
+const RACING: usize = 4;
+
+/// Four processes make the first save of a run at the same time, whose folder and all above it do not exist yet.
+#[test]
+fn h9_processes_that_make_the_same_folders_at_once_all_succeed() {
+    let folder = tempfile::tempdir().unwrap();
+    for number in 0..50 {
+        let root = folder.path().join(format!("{number}/of/a/run/checkpoints"));
+        let mut processes = Ranks::start(&root, RACING, 0, usize::MAX);
+        loop {
+            // None goes on before all have come: they make the folders between two barriers, together.
+            let at: Vec<String> = (0..RACING).map(|rank| processes.hear(rank)).collect();
+            assert!(at.windows(2).all(|pair| pair[0] == pair[1]), "{at:?}");
+            if at[0] == DONE {
+                break;
+            }
+            (0..RACING).for_each(|rank| processes.go_on(rank));
+        }
+        assert_eq!(mark(&root, RACING), Some(KILLED));
+        assert_eq!(names(&root), ["latest", "step-000003"]);
     }
 }

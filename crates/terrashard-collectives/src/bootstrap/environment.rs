@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_half_set_names_what_is_missing() {
+    fn e2_what_is_half_set_names_what_is_missing() {
         for missing in 0..5 {
             let mut variables = OF_TORCHRUN.to_vec();
             let (name, _) = variables.remove(missing);

@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_told() {
+    fn h14_what_cannot_be_is_told() {
         let stores = run(1);
         assert!(stores[0].set(&"k".repeat(KEY + 1), b"").is_err());
         assert!(stores[0].set("k", &vec![0; VALUE + 1]).is_err());
@@ -427,6 +427,7 @@ mod tests {
             text.contains("cannot listen") && text.contains("MASTER_PORT"),
             "{text}"
         );
+        assert!(text.contains(&format!(":{}", taken.port)), "{text}");
         drop(stores);
         let late = Launched {
             rank: 1,

@@ -212,7 +212,7 @@ fn a_run_that_is_fine_ends_well() {
 }
 
 #[test]
-fn ranks_that_end_without_a_word() {
+fn h11_ranks_that_end_without_a_word() {
     let line = "rank 2 has ended without a word; its own output may say why";
     check("killed", line, Some(2));
     check("exits", line, Some(2));

@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn threads_exchange_bytes_by_each_verb() {
+    fn h10_threads_exchange_bytes_by_each_verb() {
         let options = |ranks| DoctorOptions {
             device: Device::Cpu,
             folder: ".".into(),

@@ -26,7 +26,7 @@ fn scenario() -> Scenario {
 }
 
 #[test]
-fn every_class_is_scored_exactly_on_any_number_of_ranks() {
+fn b4_every_class_is_scored_exactly_on_any_number_of_ranks() {
     let scenario = scenario();
     scenario.fit("run", None, &SEVERAL);
     let tested = |ranks: &str| -> Value {

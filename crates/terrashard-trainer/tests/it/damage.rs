@@ -204,7 +204,7 @@ fn a_newer_format_is_not_skipped() {
 }
 
 #[test]
-fn a_renamed_parameter_is_refused_by_both_names() {
+fn c11_a_renamed_parameter_is_refused_by_both_names() {
     let run = Damaged::new(&[]);
     run.edit(
         6,

@@ -177,7 +177,7 @@ fn small(folder: &Path) {
 
 /// Each page's commands are run in order in a folder of its own, by a shell, as a reader would.
 #[test]
-fn documented_commands_run() {
+fn geo_04_documented_commands_run() {
     let program = Path::new(env!("CARGO_BIN_EXE_terrashard"))
         .parent()
         .unwrap();

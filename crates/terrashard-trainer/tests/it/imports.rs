@@ -202,7 +202,7 @@ fn a_training_begins_at_the_imported_encoder() {
 }
 
 #[test]
-fn part_of_an_encoder_is_an_error_unless_it_is_wanted() {
+fn geo_45_part_of_an_encoder_is_an_error_unless_it_is_wanted() {
     let scenario = Scenario::new();
     let header =
         r#"{"patch_embed1.proj.weight":{"dtype":"F32","shape":[8,3,7,7],"data_offsets":[0,4704]}}"#;

@@ -154,7 +154,7 @@ fn ten_billion_parameters_are_planned() {
 
 /// A small model on large samples: activations are nearly everything, and the advice says so.
 #[test]
-fn where_zero_does_not_help_the_advice_says_so() {
+fn m1_where_zero_does_not_help_the_advice_says_so() {
     let scenario = Scenario::new();
     let advice = |arguments: &[&str]| {
         let mut all = vec!["--gpus", "2", "--set", "data.chip=512"];

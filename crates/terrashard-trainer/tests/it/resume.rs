@@ -64,7 +64,7 @@ fn bit_by_bit_at_the_same_rank_count() {
 /// All that a checkpoint has to bring back: moving averages, the loss scale, masks of dropout, flips, what of an epoch is left, and
 /// states in host memory.
 #[test]
-fn bit_by_bit_with_all_that_there_is_to_bring_back() {
+fn c2_bit_by_bit_with_all_that_there_is_to_bring_back() {
     let cases: [(u64, &[&str]); 4] = [
         (
             6,

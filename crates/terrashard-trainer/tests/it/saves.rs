@@ -1,7 +1,7 @@
 //! Saving beside the steps, disks that are full, signals and kills.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -263,7 +263,7 @@ fn a_signal_saves_and_ends_on_all_ranks_together() {
 }
 
 #[test]
-fn a_run_that_is_killed_goes_on_from_a_whole_checkpoint() {
+fn h11_a_run_that_is_killed_goes_on_from_a_whole_checkpoint() {
     let scenario = Scenario::new();
     let settings = [
         "--ranks",
@@ -291,6 +291,33 @@ fn a_run_that_is_killed_goes_on_from_a_whole_checkpoint() {
     scenario.fit("whole", Some(at), &settings);
     assert!(tensors(&scenario, "run", at) == tensors(&scenario, "whole", at));
     assert!(is_clean(&scenario.run("run").checkpoints()));
+}
+
+/// A tile that can no longer be read while ranks train: all of them end, and one line says why.
+#[test]
+fn h12_an_image_that_goes_bad_under_one_rank_ends_all_with_one_line() {
+    let scenario = Scenario::new();
+    let settings = ["--ranks", "3", "--stage", "2", "--set"];
+    let uncached = ["data.cache_bytes=0", "--set", "checkpoint.every=1"];
+    let child = at_step(&scenario, 2, &[&settings[..], &uncached].concat());
+    let path = scenario.path("image.tif");
+    let length = fs::metadata(&path).unwrap().len() as usize;
+    let mut file = fs::OpenOptions::new().write(true).open(path).unwrap();
+    file.seek(SeekFrom::Start(length as u64 / 2)).unwrap();
+    file.write_all(&vec![0xa5; length / 4]).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success(), "{told}");
+    let errors = told.lines().filter(|line| line.starts_with("error: "));
+    let errors: Vec<&str> = errors.collect();
+    assert_eq!(errors.len(), 1, "{told}");
+    assert!(
+        errors[0].contains("rank ") && errors[0].contains("image.tif"),
+        "{told}"
+    );
+    // What was saved before is whole.
+    let checkpoint = Checkpoint::open(scenario.path("run")).unwrap();
+    checkpoint.verify().unwrap();
 }
 
 /// Whether nothing is left of saves that were cut short.
