@@ -22,9 +22,7 @@ use crate::parameters::{Replace, declared, dtype, identities, replaced};
 use crate::policy::Policy;
 use crate::reading::read_f64;
 use crate::reducer::Reducer;
-use crate::setup::{
-    Initial, Placement, Source, compare_host_memory, initial_values, specs,
-};
+use crate::setup::{Initial, Placement, Source, compare_host_memory, initial_values, specs};
 use crate::update::BucketStates;
 use crate::values::Values;
 

@@ -82,7 +82,10 @@ fn geo_46_an_export_in_any_type_makes_a_map() {
         }
         let classes = classes(&scenario, "map.tif");
         let other = classes.iter().zip(&mapped).filter(|(a, b)| a != b).count();
-        assert!(other <= mapped.len() / 100, "{dtype}: {other} pixels differ");
+        assert!(
+            other <= mapped.len() / 100,
+            "{dtype}: {other} pixels differ"
+        );
     }
 }
 

@@ -43,7 +43,7 @@ fn square(scenario: &Scenario, side: usize) -> String {
     };
     let file =
         |name: String, bands: usize, data_type: DataType, block: &dyn Fn(Window) -> Samples| {
-            let spec = RasterSpec::new(side, side, bands, data_type).georeference(ground.clone());
+            let spec = RasterSpec::new(side, side, bands, data_type).georeference(ground);
             let path = scenario.path(&name);
             let mut sink: Box<dyn RasterSink> =
                 Box::new(GeoTiffSink::create(path, spec.tile(256)).unwrap());
