@@ -8,7 +8,7 @@ mod scenarios;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
-use terrashard_raster::{Metadata, RasterSource, ReadLimits, Window};
+use terrashard_raster::{DataType, Metadata, RasterSource, ReadLimits, Window};
 
 use crate::fine_grid::{self, Fine};
 use crate::offset::ProductOffset;
@@ -49,6 +49,10 @@ pub enum Kind {
     NoData,
     /// Many zeros, and zero is not declared as nodata.
     UndeclaredZeros,
+    /// Many pixels of the largest number of the type, and it is not declared as nodata.
+    UndeclaredFill,
+    /// A nodata value that no sample can have.
+    ImpossibleNodata,
     /// Values of a label that are no class, or a label that says nothing.
     Label,
     /// An offset that the product needs and does not get.
@@ -358,8 +362,22 @@ fn survey(
     let Some(statistics) = count(source, &metadata, places, &names, findings) else {
         return;
     };
-    if metadata.nodata.is_none() {
-        scaling::undeclared_zeros(&statistics, path, findings);
+    match metadata.nodata {
+        None => {
+            scaling::undeclared_zeros(&statistics, path, findings);
+            if metadata.data_type == DataType::U16 {
+                scaling::undeclared_fill(&statistics, names.len(), path, findings);
+            }
+        }
+        Some(nodata) if !metadata.data_type.represents(nodata) => {
+            let message = format!(
+                "its nodata value {nodata} is none that samples of type {} can have, so that it marks no pixel: declare the one that is used, or none",
+                metadata.data_type
+            );
+            let kind = Kind::ImpossibleNodata;
+            findings.push(Finding::new(Level::Suspicious, kind, path, message));
+        }
+        Some(_) => {}
     }
     if statistics.valid() > 0 {
         let read = scaling::Read {

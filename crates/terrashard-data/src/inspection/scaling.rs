@@ -63,6 +63,30 @@ pub(super) fn undeclared_zeros(statistics: &Statistics, path: &Path, findings: &
     }
 }
 
+/// Says where much of a scene of 16-bit numbers is the largest of them in all bands and nothing is declared as nodata.
+pub(super) fn undeclared_fill(
+    statistics: &Statistics,
+    bands: usize,
+    path: &Path,
+    findings: &mut Vec<Finding>,
+) {
+    let fill = f64::from(u16::MAX);
+    if statistics.valid() == 0 {
+        return;
+    }
+    // Of what is in order, less than this share is so bright.
+    let below = 100.0 * (1.0 - ZERO_SHARE);
+    if (0..bands).all(|band| statistics.percentile(band, below) == fill) {
+        let message = format!(
+            "more than {:.0} % of its pixels are {fill} in all bands, the largest number there is, and no nodata value is declared: they \
+             would be taken for data; declare it with `nodata = {fill}`",
+            100.0 * ZERO_SHARE
+        );
+        let kind = Kind::UndeclaredFill;
+        findings.push(Finding::new(Level::Suspicious, kind, path, message));
+    }
+}
+
 impl Read<'_> {
     fn tell(
         &self,

@@ -101,6 +101,42 @@ fn geo_20_zeros_without_declared_nodata_warn() {
 }
 
 #[test]
+fn geo_20_a_fill_of_the_largest_number_without_declared_nodata_warns() {
+    let border = |pixels: usize| {
+        move |samples: &mut Vec<u16>, _: &mut Metadata| {
+            samples
+                .chunks_exact_mut(256)
+                .for_each(|row| row[..pixels].fill(u16::MAX));
+        }
+    };
+    let kinds = |pixels: usize, options: &SceneOptions| -> Vec<Kind> {
+        let findings = found(&part("scene", border(pixels)), options);
+        findings.iter().map(|finding| finding.kind).collect()
+    };
+    assert!(kinds(5, &options(0.0)).contains(&Kind::UndeclaredFill));
+    // Less than one in a hundred.
+    assert!(!kinds(2, &options(0.0)).contains(&Kind::UndeclaredFill));
+    let told = SceneOptions {
+        nodata: Some(65535.0),
+        ..options(0.0)
+    };
+    assert_eq!(kinds(5, &told), []);
+}
+
+#[test]
+fn geo_20_a_nodata_value_that_cannot_occur_warns() {
+    let declared = |nodata: f64| part("scene", move |_, metadata| metadata.nodata = Some(nodata));
+    let finding = only(
+        &declared(-9999.0),
+        &options(0.0),
+        Level::Suspicious,
+        Kind::ImpossibleNodata,
+    );
+    assert!(finding.message.contains("-9999"), "{finding:?}");
+    assert_eq!(found(&declared(65535.0), &options(0.0)), []);
+}
+
+#[test]
 fn geo_36_an_offset_that_is_missing_is_told_with_both_numbers() {
     let later = |name: &str| {
         part(name, |samples, _| {
