@@ -21,6 +21,8 @@ use crate::error::{Error, Result};
 pub(crate) enum Crew {
     /// Threads of this process.
     Threads,
+    /// The same, but a launcher has started this process as the only rank: more there are only where their number is asked for.
+    Alone,
     /// This process is one of them, as its launcher has said.
     #[cfg(feature = "nccl")]
     Process(NcclWorld),
@@ -35,7 +37,8 @@ impl Crew {
     pub(crate) fn gather(device: Device) -> Result<Self> {
         match Launched::from_environment()? {
             Some(launched) if launched.ranks > 1 => Self::of_processes(&launched, device),
-            _ => Ok(Self::Threads),
+            Some(_) => Ok(Self::Alone),
+            None => Ok(Self::Threads),
         }
     }
 
@@ -71,6 +74,10 @@ impl Crew {
     pub(super) fn count(&self, ranks: Ranks, device: Device) -> Result<usize> {
         match self {
             Self::Threads => Ok(ranks.count(device)),
+            Self::Alone => Ok(match ranks {
+                Ranks::Auto => 1,
+                Ranks::Count(count) => count,
+            }),
             #[cfg(feature = "nccl")]
             Self::Process(world) => agreed(ranks, world.communicator().ranks()),
         }
@@ -79,7 +86,7 @@ impl Crew {
     /// Whether rank 0 is in this process, which tells what is to be told once.
     pub(super) fn leads(&self) -> bool {
         match self {
-            Self::Threads => true,
+            Self::Threads | Self::Alone => true,
             #[cfg(feature = "nccl")]
             Self::Process(world) => world.communicator().rank() == 0,
         }
@@ -89,7 +96,7 @@ impl Crew {
     /// themselves.
     pub(crate) fn gpu(&self) -> Option<usize> {
         match self {
-            Self::Threads => None,
+            Self::Threads | Self::Alone => None,
             #[cfg(feature = "nccl")]
             Self::Process(world) => Some(world.gpu()),
         }
@@ -98,7 +105,7 @@ impl Crew {
     /// How many processes a launcher has started as ranks; none where ranks are threads.
     pub(crate) fn processes(&self) -> Option<usize> {
         match self {
-            Self::Threads => None,
+            Self::Threads | Self::Alone => None,
             #[cfg(feature = "nccl")]
             Self::Process(world) => Some(world.communicator().ranks()),
         }
@@ -107,7 +114,7 @@ impl Crew {
     /// Those that a start from a checkpoint is checked by.
     pub(super) fn readers(&self) -> Readers {
         match self {
-            Self::Threads => Readers::Alone,
+            Self::Threads | Self::Alone => Readers::Alone,
             #[cfg(feature = "nccl")]
             Self::Process(world) => {
                 Readers::Together(Arc::new(world.communicator()), world.device())
@@ -122,7 +129,7 @@ impl Crew {
     /// Those of `work`, and [`Error::Collective`].
     pub(super) fn first<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<Option<T>> {
         match self {
-            Self::Threads => work().map(Some),
+            Self::Threads | Self::Alone => work().map(Some),
             #[cfg(feature = "nccl")]
             Self::Process(world) => {
                 let communicator = world.communicator();
@@ -147,7 +154,9 @@ impl Crew {
         body: impl Fn(Arc<dyn Communicator>) -> Result<T> + Sync,
     ) -> Result<Vec<T>> {
         match self {
-            Self::Threads => run_ranks(ranks, |communicator| body(Arc::new(communicator))),
+            Self::Threads | Self::Alone => {
+                run_ranks(ranks, |communicator| body(Arc::new(communicator)))
+            }
             #[cfg(feature = "nccl")]
             Self::Process(world) => {
                 let communicator = world.communicator();
@@ -210,6 +219,8 @@ mod tests {
             crew.count(Ranks::Count(3), Device::Cpu).expect("threads"),
             3
         );
+        let alone = |ranks| Crew::Alone.count(ranks, Device::Cpu).expect("threads");
+        assert_eq!([alone(Ranks::Auto), alone(Ranks::Count(3))], [1, 3]);
         assert!(crew.leads());
         assert_eq!(crew.gpu(), None);
         let sums = crew.run(2, |communicator| Ok(communicator.rank()));
