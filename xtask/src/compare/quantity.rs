@@ -40,6 +40,7 @@ pub(crate) const QUANTITIES: &[Quantity] = &[
     lower("communication_ms"),
     lower("data_ms"),
     lower("optimizer_ms"),
+    lower("joules"),
     lower("exposed_comm"),
     lower("seconds"),
     higher("GB_s"),
@@ -111,6 +112,9 @@ const fn counted(key: &'static str, better: Better) -> Quantity {
     }
 }
 
+/// Values that it takes to say what they vary by: the quartiles of fewer lie as close to each other as chance has it.
+const LEAST_FOR_SPREAD: usize = 4;
+
 /// A figure with what it varied by.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Figure {
@@ -132,14 +136,15 @@ impl Figure {
         }
     }
 
-    /// The median of values and their quartiles.
+    /// The median of values and their quartiles, which fewer than [`LEAST_FOR_SPREAD`] values do not tell.
     pub(crate) fn of_steps(mut values: Vec<f64>) -> Option<Self> {
         values.retain(|value| value.is_finite());
         values.sort_by(f64::total_cmp);
         let count = values.len();
         (count > 0).then(|| Self {
             value: quantile(&values, 0.5),
-            spread: Some((quantile(&values, 0.25), quantile(&values, 0.75))),
+            spread: (count >= LEAST_FOR_SPREAD)
+                .then(|| (quantile(&values, 0.25), quantile(&values, 0.75))),
             count,
         })
     }
@@ -183,6 +188,11 @@ mod tests {
         let figure = Figure::of_steps(vec![1.0, 2.0, 3.0, 4.0]).unwrap();
         assert_eq!((figure.value, figure.spread), (2.5, Some((1.75, 3.25))));
         assert_eq!(Figure::of_steps(vec![f64::NAN]), None);
+        // A single step, or two, do not tell what steps vary by.
+        for few in [vec![5.0], vec![4.0, 6.0], vec![4.0, 5.0, 6.0]] {
+            let figure = Figure::of_steps(few).unwrap();
+            assert_eq!((figure.value, figure.spread), (5.0, None));
+        }
     }
 
     #[test]

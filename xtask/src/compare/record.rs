@@ -9,6 +9,9 @@ use serde_json::{Map, Value, json};
 use super::quantity::{Figure, IDENTITY, QUANTITIES};
 use crate::error::{Error, Result};
 
+/// The final loss is that of the last twentieth of the steps, or of this many.
+const LAST_STEPS: usize = 10;
+
 /// How records are read.
 pub(super) struct Reading<'a> {
     /// Steps at the start of a run that are left out.
@@ -114,8 +117,15 @@ impl Record {
                 .filter_map(|verb| number(step, &["sent", verb]))
                 .sum()
         });
-        let last_twentieth = &steps[steps.len() - steps.len().div_ceil(20)..];
-        let losses = last_twentieth
+        // Counters are read less often than steps are made, so a step alone tells nothing.
+        let taken: f64 = steps
+            .iter()
+            .filter_map(|step| number(step, &["joules"]))
+            .sum();
+        let joules = (taken > 0.0).then(|| taken / steps.len() as f64);
+        // Few steps have no spread by which a difference could be told from noise.
+        let last = steps.len().div_ceil(20).max(LAST_STEPS).min(steps.len());
+        let losses = steps[steps.len() - last..]
             .iter()
             .filter_map(|step| number(step, &["loss"]));
         let sessions = match sessions.is_file() {
@@ -134,6 +144,7 @@ impl Record {
             ("compute_ms", over(&["times", "compute"], 1e3)),
             ("communication_ms", over(&["times", "communication"], 1e3)),
             ("optimizer_ms", over(&["times", "optimizer"], 1e3)),
+            ("joules", joules.map(Figure::single)),
             ("wire_bytes", sent.map(Figure::single)),
             ("final_loss", Figure::of_steps(losses.collect())),
             ("state_bytes", states.map(Figure::single)),
@@ -329,6 +340,7 @@ mod tests {
             step(7.0, true),
             step(1.0, false),
             step(3.0, false),
+            step(2.0, false),
         ];
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("metrics.jsonl"), steps.join("\n")).unwrap();
@@ -341,14 +353,17 @@ mod tests {
         let step = figures["step_ms"];
         assert_eq!(
             (step.value, step.spread, step.count),
-            (2000.0, Some((1500.0, 2500.0)), 3)
+            (2000.0, Some((1750.0, 2250.0)), 4)
         );
         assert_eq!(figures["compute_ms"].value, 1000.0);
         assert_eq!(figures["wire_bytes"].value, 308.0);
         assert_eq!(figures["state_bytes"].value, 90.0);
-        assert_eq!(figures["final_loss"].value, 3.0);
+        // Of so few steps all are the last.
+        assert!(!figures.contains_key("joules"), "nobody told");
+        let loss = figures["final_loss"];
+        assert_eq!((loss.value, loss.count), (2.0, 4));
         assert_eq!(record.notes["stage"], "2");
-        assert_eq!(record.notes["steps"], "3");
+        assert_eq!(record.notes["steps"], "4");
         // The file alone finds the sessions beside it.
         let alone = Record::read(&dir.path().join("metrics.jsonl"), &READING).unwrap();
         assert_eq!(alone.cases, record.cases);
