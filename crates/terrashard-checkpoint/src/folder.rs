@@ -228,11 +228,32 @@ pub fn superfluous(root: impl AsRef<Path>, keep: Keep) -> Result<Vec<u64>> {
     if keep.best == 0 {
         return Ok(old);
     }
+    let ranked = ranked(root, newest, old.iter().chain(&last));
+    let best = &ranked[..ranked.len().min(keep.best)];
+    old.retain(|step| !best.contains(step));
+    Ok(old)
+}
+
+/// The steps of a `checkpoints` folder up to the one in force that have a score by the same metric as that, the best first.
+///
+/// # Errors
+/// [`Error::Pointer`] if `latest` is damaged, [`Error::Io`].
+pub fn ranking(root: impl AsRef<Path>) -> Result<Vec<u64>> {
+    let root = root.as_ref();
+    let Some(newest) = in_force(root)? else {
+        return Ok(Vec::new());
+    };
+    let mut steps = steps(root)?;
+    steps.retain(|&step| step <= newest);
+    Ok(ranked(root, newest, &steps))
+}
+
+/// Those of `steps` that have a score by the metric of the newest, the best first.
+fn ranked<'a>(root: &Path, newest: u64, steps: impl IntoIterator<Item = &'a u64>) -> Vec<u64> {
     let metric = scored(root, newest).and_then(|(_, by)| by);
     let same = |by: &Option<String>| by.is_none() || metric.is_none() || *by == metric;
-    let mut scores: Vec<(f64, u64)> = old
-        .iter()
-        .chain(&last)
+    let mut scores: Vec<(f64, u64)> = steps
+        .into_iter()
         .filter_map(|&step| {
             let (score, by) = scored(root, step)?;
             Some((score.filter(|_| same(&by))?, step))
@@ -240,9 +261,7 @@ pub fn superfluous(root: impl AsRef<Path>, keep: Keep) -> Result<Vec<u64>> {
         .collect();
     // Of equal ones the newer is the better.
     scores.sort_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)));
-    let best = &scores[..scores.len().min(keep.best)];
-    old.retain(|step| best.iter().all(|(_, best)| best != step));
-    Ok(old)
+    scores.into_iter().map(|(_, step)| step).collect()
 }
 
 /// A step's score and by what it is; none where it cannot be read, which is no reason to keep it.
@@ -429,6 +448,7 @@ mod tests {
             (Some(0.3), iou),
         ];
         scored_steps(root, &scores);
+        assert_eq!(ranking(root).unwrap(), [2, 4, 3, 5]);
         prune(root, Keep { last: 1, best: 2 }).unwrap();
         assert_eq!(steps(root).unwrap(), [2, 4, 5]);
     }

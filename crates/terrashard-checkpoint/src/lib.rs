@@ -69,7 +69,9 @@ mod tensor;
 pub use background::Background;
 pub use checkpoint::{Checkpoint, Fault};
 pub use error::{Error, Result};
-pub use folder::{FOLDER, Keep, clean, in_force, prune, remains, step_folder, steps, superfluous};
+pub use folder::{
+    FOLDER, Keep, clean, in_force, prune, ranking, remains, step_folder, steps, superfluous,
+};
 pub use foreign::ForeignFile;
 pub use matching::Matching;
 pub use model_file::{Export, ModelDescription, ModelFile, Weights, export};

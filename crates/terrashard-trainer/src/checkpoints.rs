@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use serde_json::Value;
 use terrashard_checkpoint::{
-    Checkpoint, Keep, Source, State, TensorSpec, clean, in_force, prune, remains, step_folder,
-    steps, superfluous,
+    Checkpoint, Keep, Source, State, TensorSpec, clean, in_force, prune, ranking, remains,
+    step_folder, steps, superfluous,
 };
 
 use crate::config::CheckpointSection;
@@ -26,6 +26,10 @@ use crate::training::VALIDATION;
 pub struct Listing {
     /// The step that `latest` names; none where there is no checkpoint, or the pointer is damaged.
     pub in_force: Option<u64>,
+    /// The step with the least score of those that are by the same metric as that of `in_force`.
+    pub best: Option<u64>,
+    /// What the score of `in_force` is by: `loss` or one of its terms, or a metric of validation.
+    pub scored_by: Option<String>,
     /// All, by step.
     pub checkpoints: Vec<Listed>,
     /// What crashes have left.
@@ -45,7 +49,8 @@ pub struct Listed {
     pub tensors: Option<usize>,
     /// Bytes of its files.
     pub bytes: Option<u64>,
-    /// By what `keep_best` ranks it: the least is the best.
+    /// By what `keep_best` ranks it, the least is the best: the mean of the loss or one of its terms over the steps since the checkpoint
+    /// before, or how far a metric of validation is from 1.
     pub score: Option<f64>,
     /// IoU of the validation after its step, if there was one.
     pub iou: Option<f64>,
@@ -89,8 +94,13 @@ pub fn list(run: &Path) -> Result<Listing> {
         Ok(step) => (step, None),
         Err(error) => (None, Some(error.to_string())),
     };
+    let newest = in_force.and_then(|step| Checkpoint::open(step_folder(&root, step)).ok());
     Ok(Listing {
         in_force,
+        best: ranking(&root)
+            .ok()
+            .and_then(|ranked| ranked.first().copied()),
+        scored_by: newest.and_then(|checkpoint| checkpoint.state().scored_by.clone()),
         checkpoints: steps(&root)?.into_iter().map(list).collect(),
         remains: remains(&root)?,
         fault,

@@ -6,6 +6,7 @@ use crate::checkpoints::{self, Cleared, Comparison, GcOptions, Inspected, Listin
 use crate::console::print;
 use crate::error::{Error, Result};
 use crate::record::counted;
+use crate::training::METRICS;
 
 pub(super) fn run(command: CkptCommand) -> Result<()> {
     match command {
@@ -109,14 +110,11 @@ fn listing_table(listing: &Listing) -> String {
                 number(each.bytes.map(|bytes| bytes.to_string())),
                 number(each.score.map(|score| format!("{score:.6}"))),
                 number(each.iou.map(|iou| format!("{iou:.4}"))),
-                match each.step {
-                    step if listing.in_force == Some(step) => "  latest",
-                    step if newest == Some(step) => "  newest, in place of `latest`",
-                    _ => "",
-                }
+                marks(listing, newest, each.step)
             ),
         });
     }
+    lines.extend(listing.scored_by.as_deref().map(explained));
     lines.extend(
         listing
             .remains
@@ -125,6 +123,30 @@ fn listing_table(listing: &Listing) -> String {
     );
     lines.extend(listing.fault.clone());
     lines.join("\n") + "\n"
+}
+
+/// What a checkpoint is among its like.
+fn marks(listing: &Listing, newest: Option<u64>, step: u64) -> String {
+    let marks = [
+        (listing.in_force, "  latest"),
+        (newest, "  newest, in place of `latest`"),
+        (listing.best, "  best"),
+    ];
+    let those = marks.into_iter().filter(|(of, _)| *of == Some(step));
+    those.map(|(_, mark)| mark).collect()
+}
+
+/// What the column of scores holds.
+fn explained(metric: &str) -> String {
+    match METRICS.contains(&metric) {
+        true => {
+            format!("score: 1 - {metric} of the validation at that step, the least is the best")
+        }
+        false => format!(
+            "score: mean {metric} of the steps since the checkpoint before, the least is the best; `--set checkpoint.best_by` of \
+             `fit` chooses another"
+        ),
+    }
 }
 
 fn inspected_table(inspected: &Inspected) -> String {

@@ -56,18 +56,41 @@ fn a_run_is_listed() {
             .sum();
         assert_eq!(entry["bytes"], bytes);
     }
+    let score = |entry: &&Value| entry["score"].as_f64().unwrap();
+    let best = entries
+        .iter()
+        .min_by(|a, b| score(a).total_cmp(&score(b)))
+        .unwrap();
+    assert_eq!(
+        (&listing["best"], &listing["scored_by"]),
+        (&best["step"], &"loss".into())
+    );
+    let (_, table, _) = run(&scenario, &["ls", "run"]);
+    let marked: Vec<&str> = table
+        .lines()
+        .filter(|line| line.ends_with("  best"))
+        .collect();
+    assert_eq!(marked.len(), 1, "{table}");
+    assert!(
+        marked[0].starts_with(&format!("step-{:06}", best["step"].as_u64().unwrap())),
+        "{table}"
+    );
     fs::remove_file(scenario.path("run/checkpoints/step-000004/rank-00001.safetensors")).unwrap();
     let (code, table, _) = run(&scenario, &["ls", "run"]);
     assert_eq!(code, Some(0));
     let lines: Vec<&str> = table.lines().collect();
-    assert_eq!(lines.len(), 4, "{table}");
+    assert_eq!(lines.len(), 5, "{table}");
     assert!(
         lines[2].starts_with("step-000004")
             && lines[2].contains("rank-00001.safetensors is missing"),
         "{table}"
     );
     assert!(
-        lines[3].starts_with("step-000006") && lines[3].ends_with("latest"),
+        lines[3].starts_with("step-000006") && lines[3].contains("  latest"),
+        "{table}"
+    );
+    assert!(
+        lines[4].starts_with("score: mean loss of the steps since the checkpoint before"),
         "{table}"
     );
     // Without a pointer the newest takes its place.
