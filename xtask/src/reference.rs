@@ -47,5 +47,7 @@ pub(crate) fn up_to_date(tree: &Tree) -> Vec<Finding> {
             "does not follow from the sources: `cargo xtask reference` makes it anew",
         )
     };
-    stale.map(|(path, _)| finding(path)).collect()
+    let unlike = errors::unlike(&errors::table(tree), tree).into_iter();
+    let unlike = unlike.map(|message| Finding::new(errors::REMEDIES, 1, message));
+    stale.map(|(path, _)| finding(path)).chain(unlike).collect()
 }

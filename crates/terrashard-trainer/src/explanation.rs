@@ -1,7 +1,7 @@
 //! Codes of errors: what stands in brackets behind a message, the same in every version, and what is known of each.
 //!
 //! A code is the name of the crate and of the variant of its error, `raster::Truncated`. The table is generated from the crates'
-//! sources, `cargo xtask reference`.
+//! sources and `explanation/remedies.txt`, `cargo xtask reference`.
 
 use std::fmt;
 
@@ -19,8 +19,10 @@ pub struct Explanation {
     pub code: &'static str,
     /// What has happened.
     pub cause: &'static str,
-    /// The message, which tells the remedy, with the names of what is filled in.
+    /// The message, with the names of what is filled in.
     pub message: &'static str,
+    /// What to do.
+    pub remedy: &'static str,
 }
 
 impl fmt::Display for Explanation {
@@ -29,8 +31,12 @@ impl fmt::Display for Explanation {
             code,
             cause,
             message,
+            remedy,
         } = self;
-        writeln!(f, "{code}\n\n{cause}\n\nThe message: {message}")
+        writeln!(
+            f,
+            "{code}\n\ncause:   {cause}\nremedy:  {remedy}\nmessage: {message}"
+        )
     }
 }
 
@@ -42,6 +48,7 @@ pub fn all() -> impl Iterator<Item = Explanation> {
             code: parts.next()?,
             cause: parts.next()?,
             message: parts.next()?,
+            remedy: parts.next()?,
         })
     })
 }
@@ -148,11 +155,13 @@ mod tests {
         assert_eq!(
             codes.len(),
             TABLE.lines().count(),
-            "every line has its three parts"
+            "every line has its four parts"
         );
         assert!(codes.contains(&USAGE) && codes.len() > 100);
         for explanation in all() {
-            assert!(explanation.cause.ends_with('.'), "{explanation}");
+            let Explanation { cause, remedy, .. } = explanation;
+            assert!(cause.ends_with('.') && cause.len() > 1, "{explanation}");
+            assert!(remedy.ends_with('.') && remedy.len() > 10, "{explanation}");
         }
     }
 

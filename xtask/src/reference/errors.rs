@@ -1,5 +1,6 @@
 //! The errors of all crates, read from the source of their enums.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use crate::tidy::Tree;
@@ -13,7 +14,12 @@ pub(super) struct Entry {
     cause: String,
     /// Its message, with the names of what is filled in.
     message: String,
+    /// What to do, of [`REMEDIES`].
+    remedy: String,
 }
+
+/// By code, what a user of the program is to do: crates do not know of its keys and commands.
+pub(super) const REMEDIES: &str = "crates/terrashard-trainer/src/explanation/remedies.txt";
 
 /// Variants that carry another error, whose code is told instead.
 const PASSED_ON: &[&str] = &[
@@ -30,6 +36,7 @@ pub(super) fn table(tree: &Tree) -> Vec<Entry> {
         code: "usage".into(),
         cause: "A command, an argument or a flag is not one of the program's.".into(),
         message: "{what is wrong}; see `terrashard help {command}`".into(),
+        remedy: String::new(),
     }];
     for name in tree.crates() {
         let path = format!("crates/{name}/src/error.rs");
@@ -40,13 +47,39 @@ pub(super) fn table(tree: &Tree) -> Vec<Entry> {
     }
     entries.retain(|entry| !PASSED_ON.contains(&entry.code.as_str()));
     entries.sort_by(|a, b| a.code.cmp(&b.code));
+    let remedies: BTreeMap<&str, &str> = remedies(tree).collect();
+    for entry in &mut entries {
+        let remedy = remedies.get(entry.code.as_str());
+        entry.remedy = remedy.copied().unwrap_or_default().into();
+    }
     entries
 }
 
-/// What the program reads: a line of code, cause and message for each.
+fn remedies(tree: &Tree) -> impl Iterator<Item = (&str, &str)> {
+    let lines = tree.text(REMEDIES).unwrap_or_default().lines();
+    lines.filter_map(|line| line.split_once('\t'))
+}
+
+/// What is wrong with the remedies: each code has one, and each is one of a code.
+pub(super) fn unlike(entries: &[Entry], tree: &Tree) -> Vec<String> {
+    let without = entries.iter().filter(|entry| entry.remedy.is_empty());
+    let without = without.map(|entry| format!("no remedy for `{}`", entry.code));
+    let known = |code: &str| entries.iter().any(|entry| entry.code == code);
+    let stale = remedies(tree).filter(|(code, _)| !known(code));
+    let stale = stale.map(|(code, _)| format!("a remedy for `{code}`, which is no code"));
+    without.chain(stale).collect()
+}
+
+/// What the program reads: a line of code, cause, message and remedy for each.
 pub(super) fn codes(entries: &[Entry]) -> String {
     entries.iter().fold(String::new(), |mut text, entry| {
-        let _ = writeln!(text, "{}\t{}\t{}", entry.code, entry.cause, entry.message);
+        let Entry {
+            code,
+            cause,
+            message,
+            remedy,
+        } = entry;
+        let _ = writeln!(text, "{code}\t{cause}\t{message}\t{remedy}");
         text
     })
 }
@@ -63,22 +96,24 @@ pub(super) fn page(entries: &[Entry]) -> String {
         code,
         cause,
         message,
+        remedy,
     } in entries
     {
         let of = code.split_once("::").map_or("usage", |(of, _)| of);
         if of != section {
             let _ = write!(
                 text,
-                "\n## {of}\n\n| code | cause | message |\n|---|---|---|\n"
+                "\n## {of}\n\n| code | cause, message and remedy |\n|---|---|\n"
             );
             section = of;
         }
         let escape = |text: &str| text.replace('|', "\\|").replace('<', "&lt;");
         let _ = writeln!(
             text,
-            "| `{code}` | {} | {} |",
+            "| `{code}` | {}<br>*{}*<br>{} |",
             escape(cause),
-            escape(message)
+            escape(message),
+            escape(remedy)
         );
     }
     text
@@ -116,6 +151,7 @@ fn variants(short: &str, text: &str) -> Vec<Entry> {
                     code: format!("{short}::{name}"),
                     cause: plain(&docs.join(" ")),
                     message,
+                    remedy: String::new(),
                 });
             }
             docs.clear();
@@ -241,6 +277,7 @@ impl Error {}
             code: code.into(),
             cause: cause.into(),
             message: message.into(),
+            remedy: String::new(),
         };
         assert_eq!(
             variants("a", SOURCE),
@@ -261,14 +298,30 @@ impl Error {}
 
     #[test]
     fn the_page_has_a_table_for_each_crate() {
-        let tree = Tree::from([("crates/terrashard-a/src/error.rs", SOURCE)]);
+        let remedies = "a::Long\tDo | that.\na::Gone\tNothing.\n";
+        let tree = Tree::from([
+            ("crates/terrashard-a/src/error.rs", SOURCE),
+            (REMEDIES, remedies),
+        ]);
         let entries = table(&tree);
+        assert_eq!(
+            unlike(&entries, &tree),
+            [
+                "no remedy for `a::Read`",
+                "no remedy for `usage`",
+                "a remedy for `a::Gone`, which is no code"
+            ]
+        );
         assert_eq!(codes(&entries).lines().count(), 3);
         let page = page(&entries);
         assert!(
             page.contains(
-                "\n## a\n\n| code | cause | message |\n|---|---|---|\n| `a::Long` | Long. |"
+                "\n## a\n\n| code | cause, message and remedy |\n|---|---|\n| `a::Long` | Long.<br>*"
             ),
+            "{page}"
+        );
+        assert!(
+            page.contains("the first is {reason}*<br>Do \\| that. |\n"),
             "{page}"
         );
         assert!(page.contains("\n## usage\n"), "{page}");

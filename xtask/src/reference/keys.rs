@@ -128,14 +128,14 @@ fn values(tree: &Tree, of: &str) -> String {
     if let Some(of) = inner("Vec<") {
         return match values(tree, of).as_str() {
             "table" => "tables".into(),
-            other => format!("list of {other}"),
+            other => format!("list of {}", plural(other)),
         };
     }
     if let Some((of, count)) = of
         .strip_prefix('[')
         .and_then(|list| list.strip_suffix(']')?.split_once("; "))
     {
-        return format!("{count} of {}", values(tree, of));
+        return format!("{count} {}", plural(&values(tree, of)));
     }
     match of {
         "bool" => "`true`, `false`".into(),
@@ -151,6 +151,16 @@ fn values(tree: &Tree, of: &str) -> String {
         "Stage" => "0, 1, 2, 3".into(),
         "RecomputeChoice" => format!("{} or table", values(tree, "Recompute")),
         other => words(tree, other).unwrap_or_else(|| "table".into()),
+    }
+}
+
+/// The same for more than one.
+fn plural(of: &str) -> &str {
+    match of {
+        "number" => "numbers",
+        "whole number" => "whole numbers",
+        "name or number" => "names or numbers",
+        other => other,
     }
 }
 
@@ -235,7 +245,7 @@ pub struct SceneEntry {
                 "`[train]`\n\n{head}\
                  | `steps` | whole number | 1000, unless `epochs` is given | Optimizer steps. |\n\
                  | `async` | `\"sync_all\"`, `{{ at_most = … }}` | `sync` | A mode. |\n\
-                 | `betas` | 2 of number |  | Decays, see `Mode`. |\n\
+                 | `betas` | 2 numbers |  | Decays, see `Mode`. |\n\
                  \n## `[data.scenes]`\n\n{head}| `image` | path |  | The image. |\n"
             )
         );

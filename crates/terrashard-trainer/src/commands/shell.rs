@@ -60,7 +60,7 @@ pub(super) fn explain(arguments: &ExplainArguments) -> Result<()> {
         Some(code) => vec![explanation::of(code)?],
         None => explanation::all().collect(),
     };
-    let entry = |found: &Explanation| json!({"code": found.code, "cause": found.cause, "message": found.message});
+    let entry = |found: &Explanation| json!({"code": found.code, "cause": found.cause, "message": found.message, "remedy": found.remedy});
     print(&match (arguments.json, &arguments.code) {
         (true, Some(_)) => super::document(&entry(&found[0])),
         (true, None) => super::document(&found.iter().map(entry).collect::<Vec<_>>()),
