@@ -7,6 +7,7 @@ mod batch;
 mod device;
 mod file;
 mod keys;
+mod overrides;
 mod presets;
 mod sections;
 mod size;
@@ -73,23 +74,12 @@ impl Config {
                 path: path.into(),
                 message: located(text, &error),
             })?;
+        let file = table.clone();
         for each in overrides {
-            set(&mut table, each)?;
+            overrides::set(&mut table, each)?;
         }
-        presets::expand(&mut table)?;
-        keys::check(&table, path)?;
-        for section in keys::SECTIONS {
-            table
-                .entry(section)
-                .or_insert_with(|| Value::Table(Table::new()));
-        }
-        let mut config: Config =
-            Value::Table(table)
-                .try_into()
-                .map_err(|error: toml::de::Error| Error::Syntax {
-                    path: path.into(),
-                    message: one_line(&error.to_string()),
-                })?;
+        let mut config =
+            typed(table, path).map_err(|error| overrides::blamed(error, file, path, overrides))?;
         for scene in &mut config.data.scenes {
             scene.image = folder.join(&scene.image);
             scene.mask = scene.mask.take().map(|mask| folder.join(mask));
@@ -113,36 +103,20 @@ impl Config {
     }
 }
 
-/// Lays one `section.key=value` over a table.
-fn set(table: &mut Table, assignment: &str) -> Result<()> {
-    let malformed = || {
-        Error::invalid(
-            "--set",
-            assignment,
-            "`section.key=value`, for example `zero.stage=1`",
-        )
-    };
-    let (key, text) = assignment.split_once('=').ok_or_else(malformed)?;
-    let mut parts: Vec<&str> = key.trim().split('.').collect();
-    let last = parts
-        .pop()
-        .filter(|last| !last.is_empty())
-        .ok_or_else(malformed)?;
-    let mut at = table;
-    for part in parts {
-        let entry = at.entry(part).or_insert_with(|| Value::Table(Table::new()));
-        at = entry.as_table_mut().ok_or_else(malformed)?;
+/// The configuration that a table holds; `path` stands in messages.
+fn typed(mut table: Table, path: &Path) -> Result<Config> {
+    presets::expand(&mut table)?;
+    keys::check(&table, path)?;
+    for section in keys::SECTIONS {
+        table
+            .entry(section)
+            .or_insert_with(|| Value::Table(Table::new()));
     }
-    at.insert(last.into(), value(text.trim()));
-    Ok(())
-}
-
-/// A TOML value, or a bare word as a string: shells eat quotes, so `--set train.schedule=cosine` has to do.
-fn value(text: &str) -> Value {
-    match format!("value = {text}").parse::<Table>() {
-        Ok(mut table) if table.len() == 1 => table.remove("value").expect("the only key"),
-        _ => Value::String(text.into()),
-    }
+    let config = Value::Table(table).try_into();
+    config.map_err(|error: toml::de::Error| Error::Syntax {
+        path: path.into(),
+        message: one_line(&error.to_string()),
+    })
 }
 
 /// A TOML error in one line, with the line number of where it was seen.

@@ -53,7 +53,7 @@ pub enum Error {
     /// A configuration or a record is not in its format.
     #[error("failed to parse {}: {message}", path.display())]
     Syntax {
-        /// The file.
+        /// The file, or the `--set` of the command line.
         path: PathBuf,
         /// Where and why, in one line.
         message: String,
@@ -61,7 +61,7 @@ pub enum Error {
     /// A configuration holds a key that nothing reads.
     #[error("failed to use {}: unknown key `{key}`; {}", path.display(), nearest_or_none(nearest))]
     UnknownKey {
-        /// The configuration.
+        /// The configuration, or the `--set` of the command line.
         path: PathBuf,
         /// The key, with its section.
         key: String,

@@ -82,7 +82,12 @@ fn validation(config: &Config) -> Result<()> {
     let measured = data.validation.is_some() || data.chips.is_some();
     if let Some(every) = config.train.validate_every {
         at_least_one("train.validate_every", every)?;
-        only_with(!measured, "train.validate_every", "`data.validation`")?;
+        check(
+            measured,
+            "train.validate_every",
+            every,
+            "a part of the scenes to measure on: set `data.validation`, for example to \"north\"",
+        )?;
     }
     let best_by = config.checkpoint.best_by.as_str();
     let mut metrics = Terms::metrics(config);
