@@ -130,7 +130,9 @@ pub fn import(options: &ImportOptions) -> Result<Imported> {
 
 /// The weights of what transformers saved, and what its configuration tells of the model.
 fn hugging_face(source: &Path) -> Result<(PathBuf, Told)> {
-    let (folder, weights) = match source.is_dir() {
+    // Before anything in it is looked for: what was given is named, not what would lie there.
+    let kind = std::fs::metadata(source).map_err(Error::read(source))?;
+    let (folder, weights) = match kind.is_dir() {
         true => {
             let names = ["model.safetensors", "pytorch_model.bin"].map(|name| source.join(name));
             let [first, second] = names;

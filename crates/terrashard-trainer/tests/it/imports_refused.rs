@@ -409,3 +409,18 @@ fn sizes_that_no_shape_tells_are_compared_with_those_of_the_first_values() {
         "{told}"
     );
 }
+
+/// A path that is not there is named as it was given.
+#[test]
+fn a_missing_source_is_named_itself() {
+    let scenario = Scenario::new();
+    for origin in ["hf", "nvlabs"] {
+        let output = scenario.terrashard(&["import", "--from", origin, "gone/"]);
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{message}");
+        assert!(
+            message.contains("gone/: ") && !message.contains("config.json"),
+            "{message}"
+        );
+    }
+}
