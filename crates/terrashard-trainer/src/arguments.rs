@@ -248,6 +248,16 @@ impl PlanArguments {
         let backend = self.backend;
         DeviceFlags { device, backend }.named()
     }
+
+    /// What a reader should know of the device, where it is by another flag's leave.
+    pub fn note(&self) -> &'static str {
+        match (self.device, self.gpus) {
+            (None, Some(_)) => {
+                "`--gpus` plans for GPUs; with `--device cpu` beside it the ranks are threads of the processor\n"
+            }
+            _ => "",
+        }
+    }
 }
 
 /// `terrashard verify`.

@@ -280,7 +280,8 @@ fn people_get_a_table() {
         "{text}"
     );
     assert!(lines[40].starts_with("take stage 0: "), "{text}");
-    assert_eq!(lines.len(), 41, "{text}");
+    assert!(lines[41].starts_with("`--gpus` plans for GPUs"), "{text}");
+    assert_eq!(lines.len(), 42, "{text}");
 
     let refused = |arguments: &[&str], expected: &str| {
         let output = scenario.terrashard(&[&["plan", "run.toml"], arguments].concat());
@@ -303,6 +304,21 @@ fn people_get_a_table() {
     refused(&odd, "a divisor of the 4 ranks");
     let nobody = ["--set", "train.groups=[{ match = \"stage.*\" }]"];
     refused(&nobody, "a pattern that matches parameters");
+}
+
+/// The device that is planned for follows from `--gpus`, which is told.
+#[test]
+fn a_plan_for_gpus_says_that_it_is_one() {
+    let scenario = Scenario::new();
+    let page = |arguments: &[&str]| {
+        let output = scenario.terrashard(&[&["plan", "run.toml"], arguments].concat());
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let note = "`--gpus` plans for GPUs; with `--device cpu` beside it";
+    assert!(page(&["--gpus", "2"]).contains(note));
+    for arguments in [&[][..], &["--gpus", "2", "--device", "cpu"]] {
+        assert!(!page(arguments).contains(note), "{arguments:?}");
+    }
 }
 
 /// The configuration's own limit is what is asked about; on the processor nothing can be held to it.
