@@ -6,6 +6,7 @@
 //! Invariant: depends on none of the workspace's crates. It runs their binaries instead, as a user would.
 
 mod bench;
+mod book;
 mod ci;
 mod compare;
 mod demo;
@@ -52,6 +53,8 @@ enum Command {
     Deny(deny::Args),
     /// The kernels of the host optimizer under the address sanitizer. Needs a nightly compiler, on Linux.
     Sanitize,
+    /// The book in `docs/` as a site, in `target/book`. Needs mdBook.
+    Book(book::Args),
     /// API documentation of all crates, warnings are errors.
     Doc(doc::Args),
     /// The archives that would be published, and whether all that they need is in them.
@@ -79,6 +82,7 @@ fn main() -> ExitCode {
         Command::Reference => reference::run(),
         Command::Deny(args) => deny::run(&args),
         Command::Sanitize => sanitize::run(),
+        Command::Book(args) => book::run(&args),
         Command::Doc(args) => doc::run(&args),
         Command::Package(args) => package::run(&args),
         Command::Parity(args) => parity::run(&args),
@@ -105,7 +109,10 @@ mod tests {
     #[test]
     fn documented_commands_are_parsed() {
         let root = workspace::root();
-        let pages = std::fs::read_dir(root.join("docs/src")).unwrap();
+        let folders = ["docs/src", "docs/src/recipes"].map(|folder| root.join(folder));
+        let pages = folders
+            .iter()
+            .flat_map(|folder| std::fs::read_dir(folder).unwrap());
         let mut paths: Vec<_> = pages.map(|page| page.unwrap().path()).collect();
         paths.extend(["README.md", "CONTRIBUTING.md"].map(|path| root.join(path)));
         paths.retain(|path| path.extension().is_some_and(|extension| extension == "md"));

@@ -151,6 +151,55 @@ fn documented_commands_are_parsed() {
     assert!(count > 60, "only {count} commands were found");
 }
 
+/// The folder of a package of the workspace.
+fn folder_of(package: &str) -> PathBuf {
+    let inner = root().join("crates").join(package);
+    match inner.is_dir() {
+        true => inner,
+        false => root().join(package.trim_start_matches("terrashard-")),
+    }
+}
+
+/// Packages, examples, tests and features that a `cargo` line names are there.
+#[test]
+fn documented_cargo_commands_name_what_is_there() {
+    let mut count = 0;
+    for path in documents() {
+        let text = fs::read_to_string(&path).unwrap();
+        let blocks = blocks(&text).into_iter();
+        let shells = blocks.filter(|(info, _)| info.starts_with("sh") || info.starts_with("bash"));
+        for line in shells.flat_map(|(_, lines)| lines) {
+            let words: Vec<&str> = line.split(" #").next().unwrap().split(' ').collect();
+            let value = |flag: &str| {
+                let at = words.iter().position(|word| *word == flag)?;
+                words.get(at + 1).copied()
+            };
+            let is_ours = words[0] == "cargo" && ["run", "test", "install"].contains(&words[1]);
+            let folder = match (value("-p"), value("--path")) {
+                (Some(package), _) if is_ours => folder_of(package),
+                (None, Some(path)) if is_ours => root().join(path),
+                _ => continue,
+            };
+            count += 1;
+            let there = |what: &str, file: PathBuf| {
+                assert!(file.exists(), "{}: {line}: no {what}", path.display());
+            };
+            there("package", folder.join("Cargo.toml"));
+            if let Some(example) = value("--example") {
+                there("example", folder.join(format!("examples/{example}.rs")));
+            }
+            if let Some(test) = value("--test") {
+                there("test", folder.join(format!("tests/{test}.rs")));
+            }
+            if let Some(feature) = value("--features") {
+                let manifest = fs::read_to_string(folder.join("Cargo.toml")).unwrap();
+                assert!(manifest.contains(&format!("\n{feature} = ")), "{line}");
+            }
+        }
+    }
+    assert!(count > 5, "only {count} commands were found");
+}
+
 /// The configuration of the documents with a model that is trained in a moment.
 fn small(folder: &Path) {
     let (from, to) = (root().join("examples"), folder.join("examples"));
@@ -164,7 +213,7 @@ fn small(folder: &Path) {
     let small: toml::Table =
         "model = { dims = [8, 8, 16, 16], heads = [1, 1, 2, 2], head_channels = 8 }\n\
         data = { train = { pixels = [0, 0, 128, 128] } }\n\
-        train = { steps = 4, warmup_steps = 0, global_batch = 4 }\n\
+        train = { steps = 4, warmup_steps = 0, global_batch = 8 }\n\
         checkpoint = { every = 2 }"
             .parse()
             .unwrap();
@@ -219,5 +268,5 @@ fn geo_04_documented_commands_run() {
             count += 1;
         }
     }
-    assert!(count > 20, "only {count} commands were run");
+    assert!(count > 35, "only {count} commands were run");
 }
