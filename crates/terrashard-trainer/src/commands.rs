@@ -97,7 +97,10 @@ fn fit(arguments: FitArguments) -> Result<()> {
     let ended = match training::fit(&config, &options)? {
         Fitted::Elsewhere => return Ok(()),
         Fitted::NothingToDo { step } => {
-            format!("nothing to do: the checkpoint is at step {step} already; nothing was written")
+            format!(
+                "nothing to do: the checkpoint is at step {step} already; nothing was written; go on with more `train.steps`, or \
+                 train anew in another `--run`"
+            )
         }
         Fitted::Trained(session) => {
             if session.last_step == session.steps {
@@ -354,7 +357,7 @@ fn plan(arguments: &PlanArguments) -> Result<()> {
     let record = planning::plan(&config, options)?;
     print(&match arguments.json {
         true => document(&record),
-        false => planning::page(&record),
+        false => planning::page(&record) + arguments.note(),
     })
 }
 

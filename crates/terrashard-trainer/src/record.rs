@@ -7,8 +7,8 @@ mod validation;
 
 pub use events::EventFile;
 pub use metrics::Metrics;
-pub(crate) use progress::clock;
-pub use progress::{Display, Progress};
+pub use progress::{Display, Figures, Progress};
+pub(crate) use progress::{clock, energy, joules_of_epoch};
 pub use validation::ValidationRecord;
 
 use std::collections::BTreeMap;
@@ -50,6 +50,13 @@ pub struct StepRecord {
     /// What rank 0 sent in this step.
     #[serde(default)]
     pub sent: SentBytes,
+    /// What the GPUs of all ranks took since a step told it last, in joules; 0 where nobody tells, or the counters are read a step later.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub joules: f64,
+}
+
+fn is_zero(value: &f64) -> bool {
+    *value == 0.0
 }
 
 /// Where a rank's time went, in seconds.
@@ -65,7 +72,7 @@ pub struct StepTimes {
     pub optimizer: f64,
     /// Saving, of the checkpoint before this step.
     pub checkpoint: f64,
-    /// Measuring the model, before this step.
+    /// Measuring the model and drawing its map, before this step.
     #[serde(default)]
     pub validation: f64,
 }

@@ -5,7 +5,6 @@ mod configuration;
 mod memory;
 mod page;
 mod panels;
-mod pictures;
 mod scores;
 mod shore;
 mod times;
@@ -17,7 +16,7 @@ use terrashard_layout::Stage;
 
 use crate::config::{Batch, Config, Device};
 use crate::error::{Error, Result};
-use crate::record::{Scores, StepRecord, TestRecord, ValidationRecord};
+use crate::record::{Scores, StepRecord, TestRecord, ValidationRecord, joules_of_epoch};
 use crate::run_directory::{RunDirectory, replace};
 use page::Content;
 use panels::Panels;
@@ -41,6 +40,12 @@ pub struct Report {
     pub seconds: f64,
     /// Mean loss of the last twentieth of the steps.
     pub loss: Option<f64>,
+    /// Steps that it is the mean of.
+    pub loss_steps: usize,
+    /// What the GPUs of all ranks took over all steps, in joules; none where they do not tell.
+    pub joules: Option<f64>,
+    /// The same for an epoch: as many samples as are trained on.
+    pub epoch_joules: Option<f64>,
     /// Median over steps.
     pub images_s: f64,
     /// What the last validation on the way found, if there was one.
@@ -65,9 +70,9 @@ pub fn write(run: &RunDirectory, out: &Path, prediction: Option<&Path>) -> Resul
         true => Some(TestRecord::read(&run.test())?),
         false => None,
     };
-    let last = sessions.last();
+    let session = sessions.last();
     let (recorded, made) = (
-        last.map_or(0, |session| session.last_step),
+        session.map_or(0, |session| session.last_step),
         steps.last().map_or(0, |step| step.step),
     );
     if recorded.max(made) == 0 {
@@ -81,19 +86,30 @@ pub fn write(run: &RunDirectory, out: &Path, prediction: Option<&Path>) -> Resul
     let unrecorded = steps.iter().filter(|step| step.step > recorded);
     let fit_seconds = sessions.iter().map(|session| session.seconds).sum::<f64>()
         + unrecorded.map(|step| step.seconds).sum::<f64>();
-    let ranks = match last {
+    let ranks = match session {
         Some(session) => session.ranks,
         None => config.zero.ranks.count(Device::Cpu),
     };
+    let losses = applied_losses(&steps);
+    let last = &losses[losses.len() - losses.len().div_ceil(20)..];
+    let joules = steps.iter().map(|step| step.joules).sum::<f64>();
+    let samples = Batch::resolve(&config.train, ranks)?.global;
+    let (taken, epoch) = (
+        (steps.len() * samples) as u64,
+        session.map_or(0, |session| session.samples),
+    );
     let report = Report {
         steps: if killed { made } else { recorded },
-        resumed_from_step: last.and_then(|session| session.resumed_from_step),
+        resumed_from_step: session.and_then(|session| session.resumed_from_step),
         ranks,
-        stage: last.map_or(config.zero.stage, |session| session.stage),
+        stage: session.map_or(config.zero.stage, |session| session.stage),
         skipped: steps.iter().filter(|step| step.skipped).count() as u64,
         killed,
         seconds: fit_seconds + test.as_ref().map_or(0.0, |test| test.seconds),
-        loss: final_loss(&steps),
+        loss: mean(last),
+        loss_steps: last.len(),
+        joules: (joules > 0.0).then_some(joules),
+        epoch_joules: joules_of_epoch(joules, taken, epoch),
         images_s: median(steps.iter().map(|step| step.images_s).collect()),
         validation: validations.last().cloned(),
         baseline: test.as_ref().and_then(|test| test.baseline.clone()),
@@ -101,7 +117,7 @@ pub fn write(run: &RunDirectory, out: &Path, prediction: Option<&Path>) -> Resul
     };
     let folder = std::path::absolute(run.root()).map_err(Error::read(run.root()))?;
     let panels = Panels::draw(&config, prediction)?;
-    let name = match last {
+    let name = match session {
         Some(session) => session.name.clone(),
         None => folder
             .file_name()
@@ -109,15 +125,17 @@ pub fn write(run: &RunDirectory, out: &Path, prediction: Option<&Path>) -> Resul
             .to_string_lossy()
             .into_owned(),
     };
+    let drawn = panels::drawn(&run.drawn()?)?;
     let page = page::render(&Content {
         name: &name,
-        samples: Batch::resolve(&config.train, ranks)?.global,
+        samples,
         report: &report,
         steps: &steps,
         validations: &validations,
         sessions: &sessions,
         baseline_note: config.data.baseline_note.as_deref(),
         panels: &panels,
+        drawn: &drawn,
         config: &configuration::shown(&config, &folder),
     });
     std::fs::create_dir_all(out).map_err(Error::write(out))?;
@@ -126,15 +144,14 @@ pub fn write(run: &RunDirectory, out: &Path, prediction: Option<&Path>) -> Resul
     replace(&out.join("report.html"), page.as_bytes())
 }
 
-/// The mean of the last twentieth of the steps that were applied, at least one.
-fn final_loss(steps: &[StepRecord]) -> Option<f64> {
-    let applied: Vec<f64> = steps
-        .iter()
-        .filter(|step| !step.skipped)
-        .map(|step| step.loss)
-        .collect();
-    let last = &applied[applied.len() - applied.len().div_ceil(20)..];
-    (!last.is_empty()).then(|| last.iter().sum::<f64>() / last.len() as f64)
+/// Losses of the steps that were applied.
+fn applied_losses(steps: &[StepRecord]) -> Vec<f64> {
+    let applied = steps.iter().filter(|step| !step.skipped);
+    applied.map(|step| step.loss).collect()
+}
+
+fn mean(values: &[f64]) -> Option<f64> {
+    (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
 }
 
 fn median(mut values: Vec<f64>) -> f64 {

@@ -6,6 +6,7 @@
 //! | `metrics.jsonl` | one object per step, [`StepRecord`] |
 //! | `validation.jsonl` | one object per validation, [`ValidationRecord`] |
 //! | `events.out.tfevents.*` | the same for TensorBoard, a file for each call of `fit`, [`EventFile`](crate::record::EventFile) |
+//! | `panels/step-NNNNNN.png` | image, label and map of one window beside each other, every `log.panels` steps |
 //! | `sessions.jsonl` | one object per call of `fit`, [`SessionRecord`] |
 //! | `checkpoints/step-NNNNNN/` | sharded checkpoints; `checkpoints/latest` names the newest |
 //! | `test.json` | what `test` measured last |
@@ -100,6 +101,43 @@ impl RunDirectory {
         self.root.join("checkpoints")
     }
 
+    /// The folder of the pictures that were drawn on the way.
+    pub fn panels(&self) -> PathBuf {
+        self.root.join("panels")
+    }
+
+    /// Keeps the picture drawn after a step, the bytes of a PNG.
+    ///
+    /// # Errors
+    /// [`Error::Write`].
+    pub fn save_panel(&self, step: u64, png: &[u8]) -> Result<()> {
+        let folder = self.panels();
+        fs::create_dir_all(&folder).map_err(Error::write(&folder))?;
+        replace(&folder.join(format!("step-{step:06}.png")), png)
+    }
+
+    /// The pictures drawn so far, by step.
+    ///
+    /// # Errors
+    /// [`Error::Read`].
+    pub fn drawn(&self) -> Result<Vec<(u64, PathBuf)>> {
+        let folder = self.panels();
+        if !folder.exists() {
+            return Ok(Vec::new());
+        }
+        let mut drawn = Vec::new();
+        for entry in fs::read_dir(&folder).map_err(Error::read(&folder))? {
+            let path = entry.map_err(Error::read(&folder))?.path();
+            let name = path.file_name().and_then(|name| name.to_str());
+            let digits = name.and_then(|name| name.strip_prefix("step-")?.strip_suffix(".png"));
+            if let Some(Ok(step)) = digits.map(str::parse) {
+                drawn.push((step, path));
+            }
+        }
+        drawn.sort();
+        Ok(drawn)
+    }
+
     /// The steps recorded so far.
     ///
     /// # Errors
@@ -151,6 +189,9 @@ impl RunDirectory {
     /// # Errors
     /// [`Error::Read`], [`Error::Syntax`], [`Error::Write`].
     pub fn forget_after(&self, step: u64) -> Result<()> {
+        for (_, path) in self.drawn()?.into_iter().filter(|(drawn, _)| *drawn > step) {
+            fs::remove_file(&path).map_err(Error::write(&path))?;
+        }
         let validations = self.validations()?.into_iter();
         let kept = validations.filter(|record| record.step <= step);
         let kept: String = kept.map(|record| line(&record)).collect();
@@ -244,7 +285,13 @@ mod tests {
         let text: String = (1..=4).map(|step| record(step).to_line()).collect();
         fs::write(run.metrics(), format!("{text}{{\"step\": 5, \"lo")).unwrap();
         assert_eq!(run.steps().unwrap().len(), 4);
+        for step in [2, 4] {
+            run.save_panel(step, b"png").unwrap();
+        }
         run.forget_after(2).unwrap();
+        let kept = run.panels().join("step-000002.png");
+        assert_eq!(run.drawn().unwrap(), [(2, kept)]);
+        fs::remove_dir_all(run.panels()).unwrap();
         assert_eq!(run.steps().unwrap(), [record(1), record(2)]);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }

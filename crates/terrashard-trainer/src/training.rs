@@ -7,7 +7,10 @@ mod disk_space;
 mod divergence;
 mod feed;
 mod initial;
+mod logger;
+mod mapped_window;
 mod metered_communicator;
+mod panels;
 mod rank;
 mod readers;
 mod resume;
@@ -53,6 +56,7 @@ use crate::record::{Display, HeldBytes, MeasuredPeak, SessionRecord, counted};
 use crate::run_directory::{RunDirectory, replace};
 pub(crate) use crew::Crew;
 use initial::InitialValues;
+use panels::Panels;
 use resume::{Found, Start};
 use terrashard_zero::Precision;
 use validation::Validation;
@@ -106,8 +110,12 @@ struct Plan<'a> {
     chips: Arc<Chips>,
     /// What the model is measured on between steps.
     validation: Option<Validation>,
+    /// What is drawn of it between steps.
+    panels: Option<Panels>,
     order: SampleOrder,
     start: Start,
+    /// Settings that are others than those of the checkpoint that it starts from, in one line.
+    changed: Option<String>,
     /// Steps of the whole run, which the schedule spreads over.
     steps: u64,
     /// The cursor at which the stream of samples ends, if it does.
@@ -168,9 +176,17 @@ pub fn fit(config: &Config, options: &FitOptions) -> Result<Fitted> {
     options.device.limit_memory(config.zero.device_memory)?;
     let crew = Crew::gather(options.device)?;
     let ranks = crew.count(config.zero.ranks, options.device)?;
-    let (chips, validation) = samples(config, ranks)?;
+    let Samples {
+        chips,
+        validation,
+        panels,
+    } = samples(config, ranks)?;
     let batch = Batch::resolve(&config.train, ranks)?;
-    let Found { start, warnings } = Start::find(
+    let Found {
+        start,
+        changed,
+        warnings,
+    } = Start::find(
         config,
         batch,
         &options.run,
@@ -211,10 +227,12 @@ pub fn fit(config: &Config, options: &FitOptions) -> Result<Fitted> {
         order: SampleOrder::new(chips.len(), config.train.seed)?,
         chips,
         validation,
+        panels,
         steps,
         end,
         last_step,
         start,
+        changed,
     };
     let predicted = predicted(config, &plan.chips, ranks, options.device)?;
     if crew.leads() {
@@ -280,8 +298,15 @@ pub fn fit(config: &Config, options: &FitOptions) -> Result<Fitted> {
     Ok(Fitted::Trained(Box::new(record)))
 }
 
-/// The samples of a configuration, for this many ranks, and what the model is measured on meanwhile.
-fn samples(config: &Config, ranks: usize) -> Result<(Arc<Chips>, Option<Validation>)> {
+/// What a model is trained on, and what it is measured on and drawn of meanwhile.
+struct Samples {
+    chips: Arc<Chips>,
+    validation: Option<Validation>,
+    panels: Option<Panels>,
+}
+
+/// Those of a configuration, for this many ranks.
+fn samples(config: &Config, ranks: usize) -> Result<Samples> {
     settings::check_model(config)?;
     let dataset = match config.model.superres {
         true => Dataset::open_with_targets(config)?,
@@ -296,7 +321,11 @@ fn samples(config: &Config, ranks: usize) -> Result<(Arc<Chips>, Option<Validati
         });
     }
     let validation = Validation::of(config, &dataset, chips.len())?;
-    Ok((Arc::new(chips), validation))
+    Ok(Samples {
+        chips: Arc::new(chips),
+        validation,
+        panels: Panels::of(config, &dataset)?,
+    })
 }
 
 /// Runs a body on each rank; the error is that of the rank that failed first.

@@ -268,6 +268,9 @@ pub struct LogSection {
     pub seconds: f64,
     /// Whether the run directory gets event files of TensorBoard beside `metrics.jsonl`. Default: `true`.
     pub tensorboard: bool,
+    /// Steps between two pictures of image, label and map, in `panels` and in the event files; 0 for none, else there is one at the end in
+    /// any case. Default: `checkpoint.every`.
+    pub panels: Option<u64>,
 }
 
 impl Default for LogSection {
@@ -275,6 +278,7 @@ impl Default for LogSection {
         Self {
             seconds: 5.0,
             tensorboard: true,
+            panels: None,
         }
     }
 }

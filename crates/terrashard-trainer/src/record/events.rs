@@ -13,6 +13,9 @@ use super::{StepRecord, ValidationRecord};
 use crate::error::{Error, Result};
 use crate::training::metrics;
 
+/// The name under which pictures stand.
+const PANEL: &str = "panels/image, label, prediction";
+
 /// One call's event file.
 #[derive(Debug)]
 pub struct EventFile {
@@ -63,6 +66,14 @@ impl EventFile {
         self.write(&summary(now(), record.step, &scalars))
     }
 
+    /// Appends a picture of so many pixels across and down, as the bytes of a PNG.
+    ///
+    /// # Errors
+    /// [`Error::Write`].
+    pub fn append_panel(&mut self, step: u64, png: &[u8], size: [usize; 2]) -> Result<()> {
+        self.write(&event(now(), step, &picture(PANEL, png, size)))
+    }
+
     /// One record in one write, so that a killed run leaves whole ones.
     fn write(&mut self, message: &[u8]) -> Result<()> {
         let length = (message.len() as u64).to_le_bytes();
@@ -88,6 +99,7 @@ fn scalars(record: &StepRecord) -> Vec<(String, f64)> {
         terms,
         times,
         sent,
+        joules,
         ..
     } = record;
     let mut scalars: Vec<(String, f64)> = [
@@ -112,6 +124,9 @@ fn scalars(record: &StepRecord) -> Vec<(String, f64)> {
             .iter()
             .map(|(term, value)| (format!("terms/{term}"), *value)),
     );
+    if *joules > 0.0 {
+        scalars.push(("speed/joules".into(), *joules));
+    }
     scalars.retain(|(_, value)| value.is_finite());
     scalars
 }
@@ -140,9 +155,27 @@ fn summary(wall_time: f64, step: u64, scalars: &[(String, f64)]) -> Vec<u8> {
         bytes(1, &fields)
     };
     let values: Vec<u8> = scalars.iter().flat_map(value).collect();
+    event(wall_time, step, &values)
+}
+
+/// `Summary { value: [{ tag, image: Image { height, width, colorspace: RGB, encoded_image_string } }] }`.
+fn picture(tag: &str, png: &[u8], [width, height]: [usize; 2]) -> Vec<u8> {
+    const RGB: u64 = 3;
+    let image = [
+        varint_field(1, height as u64),
+        varint_field(2, width as u64),
+        varint_field(3, RGB),
+        bytes(4, png),
+    ];
+    let value = [bytes(1, tag.as_bytes()), bytes(4, &image.concat())];
+    bytes(1, &value.concat())
+}
+
+/// `Event { wall_time, step, summary }`.
+fn event(wall_time: f64, step: u64, summary: &[u8]) -> Vec<u8> {
     let mut event = double(1, wall_time);
     event.extend(varint_field(2, step));
-    event.extend(bytes(5, &values));
+    event.extend(bytes(5, summary));
     event
 }
 
@@ -185,7 +218,7 @@ fn masked(data: &[u8]) -> u32 {
     crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8)
 }
 
-/// CRC-32C (Castagnoli), bit by bit: a step's message is a few hundred bytes.
+/// CRC-32C (Castagnoli), bit by bit: a step's message is a few hundred bytes, and pictures are rare.
 fn crc32c(data: &[u8]) -> u32 {
     const REVERSED: u32 = 0x82f6_3b78;
     !data.iter().fold(!0, |crc, &byte| {
@@ -268,5 +301,20 @@ mod tests {
         let holds = |part: &[u8]| records[2].windows(part.len()).any(|window| window == part);
         assert!(holds(loss) && holds(dice));
         assert!(!holds(b"train/lr"), "what is no number is left out");
+    }
+
+    #[test]
+    fn a_picture_is_a_summary_with_its_size_and_bytes() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut events = EventFile::create(folder.path(), 0).unwrap();
+        events.append_panel(3, b"PNG", [300, 5]).unwrap();
+        let records = records(&std::fs::read(&events.path).unwrap());
+        let message = &records[2];
+        // Fields of Image: 5 high, 300 = 0b10_0101100 wide, 3 for RGB, three bytes.
+        let image = b"\x08\x05\x10\xac\x02\x18\x03\x22\x03PNG";
+        let holds = |part: &[u8]| message.windows(part.len()).any(|window| window == part);
+        assert!(holds(image) && holds(PANEL.as_bytes()));
+        // Field 4 of the value is the image, with its length before it.
+        assert!(holds(&[&[0x22, image.len() as u8], &image[..]].concat()));
     }
 }

@@ -81,6 +81,24 @@ impl Metrics {
         self.judge(written.and(drawn))
     }
 
+    /// Keeps a picture drawn after a step in the run's folder of those, and in the event file if there is one. Returns a warning, if there
+    /// is one.
+    ///
+    /// # Errors
+    /// [`Error::Write`].
+    pub fn append_panel(
+        &mut self,
+        run: &RunDirectory,
+        step: u64,
+        png: &[u8],
+        size: [usize; 2],
+    ) -> Result<Option<String>> {
+        let written = run.save_panel(step, png);
+        let events = self.events.as_mut();
+        let drawn = events.map_or(Ok(()), |events| events.append_panel(step, png, size));
+        self.judge(written.and(drawn))
+    }
+
     fn judge(&mut self, written: Result<()>) -> Result<Option<String>> {
         match (written, self.on_failure) {
             (Ok(()), _) => Ok(None),

@@ -3,7 +3,7 @@
 use super::charts::{self, Line, escape};
 use super::panels::{Panel, Panels};
 use super::{Report, memory, scores, shore, times};
-use crate::record::{SessionRecord, StepRecord, ValidationRecord, clock};
+use crate::record::{SessionRecord, StepRecord, ValidationRecord, clock, energy};
 
 const STYLE: &str = include_str!("page.css");
 
@@ -26,6 +26,8 @@ pub(super) struct Content<'a> {
     pub baseline_note: Option<&'a str>,
     /// Pictures.
     pub panels: &'a Panels,
+    /// Pictures that were drawn while the model was trained.
+    pub drawn: &'a [Panel],
     /// The effective configuration.
     pub config: &'a str,
 }
@@ -51,6 +53,12 @@ pub(super) fn render(content: &Content<'_>) -> String {
             "",
         ),
         picture_note(content.panels),
+        pictures(
+            "As it learned: image, label and map of one window",
+            "drawn",
+            content.drawn,
+            "",
+        ),
         content.sessions.last().map_or(String::new(), |session| {
             memory::section(session) + &times::section(session)
         }),
@@ -129,7 +137,10 @@ fn figures(content: &Content<'_>) -> String {
         cells.push((
             "loss",
             format!("{loss:.4}"),
-            "mean of the last steps".into(),
+            match content.report.loss_steps {
+                1 => "of the last step".into(),
+                steps => format!("mean of the last {steps} steps"),
+            },
         ));
     }
     cells.push((
@@ -137,6 +148,13 @@ fn figures(content: &Content<'_>) -> String {
         format!("{:.1}", content.report.images_s),
         "median over steps".into(),
     ));
+    if let Some(joules) = content.report.joules {
+        let epoch = content.report.epoch_joules.map(energy);
+        let note = epoch.map_or_else(String::new, |epoch| {
+            format!("{epoch} an epoch, of the GPUs")
+        });
+        cells.push(("energy", energy(joules), note));
+    }
     if let Some(session) = content.sessions.last() {
         let millions = session.parameters as f64 / 1e6;
         cells.push((

@@ -7,17 +7,20 @@ use terrashard_data::Scene;
 use terrashard_data::baseline::{self, Upsampling};
 use terrashard_raster::{RasterSource, Samples, Window};
 
-use super::pictures::Picture;
 use super::shore;
 use crate::config::{Config, Region};
 use crate::dataset::{self, Dataset};
 use crate::error::{Error, Result};
+use crate::pictures::{Picture, data_uri};
 use crate::record::counted;
 
 /// Widest picture of a whole scene, in pixels.
 const SCENE_WIDTH: usize = 1000;
 /// Side of the detail in pixels of the image.
 const DETAIL_SIDE: usize = 72;
+
+/// Pictures drawn on the way that are shown.
+const DRAWN: usize = 6;
 
 /// A picture with its caption.
 #[derive(Debug)]
@@ -98,6 +101,27 @@ impl Panels {
     }
 }
 
+/// Pictures that were drawn while the model was trained, some of them, evenly spread, the first and the last among them.
+///
+/// # Errors
+/// [`crate::Error::Read`].
+pub(super) fn drawn(all: &[(u64, PathBuf)]) -> Result<Vec<Panel>> {
+    let shown = all.len().min(DRAWN);
+    let at = |index: usize| match shown {
+        1 => all.len() - 1,
+        _ => index * (all.len() - 1) / (shown - 1),
+    };
+    let panel = |index: usize| {
+        let (step, path) = &all[at(index)];
+        let png = std::fs::read(path).map_err(Error::read(path))?;
+        Ok(Panel {
+            caption: format!("after step {step}"),
+            address: data_uri(&png),
+        })
+    };
+    (0..shown).map(panel).collect()
+}
+
 /// The first file of the scenes that is not there.
 fn missing(config: &Config) -> Option<&Path> {
     let scenes = config.data.scenes.iter();
@@ -164,7 +188,7 @@ fn draw(
     };
     let mut panels = vec![panel(
         "Image, red, green and blue",
-        image(scene, window, step)?,
+        Picture::true_colour(scene, window, step)?,
     )];
     if scene.has_mask() {
         panels.push(panel("Label", map(&scene.labels(window)?)));
@@ -218,35 +242,6 @@ fn check_map(scene: &Scene, map: &dyn RasterSource) -> Result<()> {
     Err(Error::invalid("--prediction", got, expected))
 }
 
-/// True colours where the image names its bands, else its first three.
-fn image(scene: &Scene, window: Window, step: usize) -> Result<Picture> {
-    let source = scene.image();
-    let last = source.metadata().bands - 1;
-    let places = [("B04", 0), ("B03", 1), ("B02", 2)].map(|(name, other)| {
-        source
-            .metadata()
-            .band_named(name)
-            .unwrap_or(last.min(other))
-    });
-    let raster = source.read_window(window)?;
-    let bands = places.map(|band| every(&raster.band_f32(band), window.width, step));
-    let (width, height) = (window.width.div_ceil(step), window.height.div_ceil(step));
-    Ok(Picture::stretched(
-        width,
-        height,
-        [&bands[0], &bands[1], &bands[2]],
-    ))
-}
-
-/// Every `step`-th value of every `step`-th row.
-fn every(values: &[f32], width: usize, step: usize) -> Vec<f32> {
-    values
-        .chunks_exact(width)
-        .step_by(step)
-        .flat_map(|row| row.iter().step_by(step).copied())
-        .collect()
-}
-
 /// The window of the test region whose classes are most evenly mixed.
 fn busiest(scene: &Scene, test: Window) -> Result<Window> {
     let mut best = (0, test);
@@ -287,6 +282,23 @@ mod tests {
     }
 
     #[test]
+    fn of_many_pictures_some_are_shown_with_both_ends() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("step.png");
+        std::fs::write(&path, b"png").unwrap();
+        let shown = |count: u64| -> Vec<String> {
+            let all: Vec<_> = (1..=count).map(|step| (step, path.clone())).collect();
+            let panels = drawn(&all).unwrap();
+            panels.into_iter().map(|panel| panel.caption).collect()
+        };
+        assert!(shown(0).is_empty());
+        assert_eq!(shown(1), ["after step 1"]);
+        assert_eq!(shown(2), ["after step 1", "after step 2"]);
+        let eleven = [1, 3, 5, 7, 9, 11].map(|step| format!("after step {step}"));
+        assert_eq!(shown(11), eleven);
+    }
+
+    #[test]
     fn sentinel_is_attributed() {
         let product = Path::new("/scenes/S2B_T33UUU_20170216_L1C.tif");
         assert!(attribution(product).ends_with("Contains modified Copernicus Sentinel data."));
@@ -300,11 +312,5 @@ mod tests {
             region_name(Region::Pixels([0, 1, 2, 3])),
             "{ pixels = [0, 1, 2, 3] }"
         );
-    }
-
-    #[test]
-    fn every_second_of_every_second() {
-        let values: Vec<f32> = (0..15).map(|value| value as f32).collect();
-        assert_eq!(every(&values, 5, 2), [0.0, 2.0, 4.0, 10.0, 12.0, 14.0]);
     }
 }

@@ -22,7 +22,7 @@ pub(super) fn section(session: &SessionRecord) -> String {
         ("Update", optimizer),
         ("Waiting for batches", data),
         ("Saving", checkpoint),
-        ("Validation", validation),
+        ("Validation and panels", validation),
     ];
     let rows: String = rows
         .iter()

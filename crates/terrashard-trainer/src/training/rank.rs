@@ -1,7 +1,7 @@
 //! One rank's training: the loop.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use terrashard_collectives::{Communicator, Traffic};
@@ -14,6 +14,7 @@ use terrashard_zero::{Initial, Origin, StepOutcome, ZeroOptimizer, declared};
 use super::divergence::{chips, diverged};
 use super::feed::{Destination, Fed, Feed, element};
 use super::initial::InitialValues;
+use super::logger::Logger;
 use super::metered_communicator::MeteredCommunicator;
 use super::saving::{Saves, Standing, Urgency};
 use super::scope::Training;
@@ -24,10 +25,9 @@ use super::told::Told;
 use super::validation::{Made, Validation};
 use super::{Plan, running_statistics};
 use crate::console::tell;
+use crate::energy::EnergyMeter;
 use crate::error::{Error, Result};
-use crate::record::{
-    Display, EventFile, HeldBytes, Metrics, Progress, SentBytes, StepRecord, StepTimes,
-};
+use crate::record::{HeldBytes, SentBytes, StepRecord, StepTimes};
 use crate::schedule::learning_rate;
 
 /// Batches that a loader prepares at once, at least and at most.
@@ -80,10 +80,11 @@ pub(super) struct Rank<'a> {
     feed: Feed,
     /// None for a trial.
     saves: Option<Saves<'a>>,
-    /// On rank 0, what is told of each step.
-    told: Option<(Metrics, Progress)>,
+    /// On rank 0, what tells of each step.
+    logger: Option<Logger<'a>>,
     /// The number of its GPU, where it has one.
     gpu: usize,
+    energy: EnergyMeter,
     clock: StepClock,
     held: HeldBytes,
     times: StepTimes,
@@ -156,19 +157,12 @@ impl<'a> Rank<'a> {
                 libtorch: plan.device.libtorch(plan.gpu.unwrap_or(rank)),
             },
         )?;
-        let told = match (communicator.rank(), plan.run) {
+        let logger = match (communicator.rank(), plan.run) {
             (0, Some(run)) => {
-                let every = Duration::from_secs_f64(config.log.seconds);
-                let progress =
-                    Progress::new(plan.display, "step", plan.start.step(), plan.steps, every);
-                progress.say(&plan.opening(communicator.ranks(), optimizer.table()));
-                origin.iter().for_each(|origin| progress.say(origin));
-                let metrics = Metrics::open(run, config.checkpoint.on_failure)?;
-                let metrics = match config.log.tensorboard {
-                    true => metrics.beside(EventFile::create(run.root(), plan.start.step())?),
-                    false => metrics,
-                };
-                Some((metrics, progress))
+                let table = optimizer.table();
+                let logger = Logger::open(plan, run, gpu, communicator.ranks(), table)?;
+                origin.iter().for_each(|origin| logger.say(origin));
+                Some(logger)
             }
             _ => None,
         };
@@ -179,8 +173,9 @@ impl<'a> Rank<'a> {
             optimizer,
             feed,
             saves: plan.run.map(|run| Saves::new(plan, run)),
-            told,
+            logger,
             gpu,
+            energy: EnergyMeter::of(plan.device, gpu),
             clock,
             held: HeldBytes::default(),
             times: StepTimes::default(),
@@ -208,7 +203,7 @@ impl<'a> Rank<'a> {
             let is_saved = is_last || (every > 0 && step.is_multiple_of(every));
             // Who asked for an end has little time.
             if stopped_by.is_none() {
-                self.validate(Made {
+                self.look(Made {
                     step,
                     cursors: self.plan.cursors(step),
                     is_last,
@@ -224,8 +219,8 @@ impl<'a> Rank<'a> {
             }
         }
         self.times.add(&self.clock.take());
-        if let Some((_, progress)) = &self.told {
-            progress.finish();
+        if let Some(logger) = &self.logger {
+            logger.finish();
         }
         Ok(Outcome {
             table: self.optimizer.table().clone(),
@@ -239,30 +234,36 @@ impl<'a> Rank<'a> {
         })
     }
 
-    /// Measures the model where it is time to, and tells. The training goes on as if nothing had been measured.
-    fn validate(&mut self, made: Made) -> Result<()> {
+    /// Measures the model and draws what it makes of a window, where it is time to, and tells. The training goes on as if nobody had
+    /// looked.
+    fn look(&mut self, made: Made) -> Result<()> {
         let plan = self.plan;
-        let due = |validation: &&Validation| plan.run.is_some() && validation.is_due(made);
-        let Some(validation) = plan.validation.as_ref().filter(due) else {
+        let validation = plan.validation.as_ref().filter(|it| it.is_due(made));
+        let panels = plan.panels.as_ref().filter(|it| it.is_due(made));
+        if plan.run.is_none() || (validation.is_none() && panels.is_none()) {
             return Ok(());
-        };
+        }
         let (optimizer, model) = (&self.optimizer, &self.model);
         let on = (&self.device, element(plan.precision));
-        let record = self.clock.measure(Phase::Validation, || {
+        let (record, picture) = self.clock.measure(Phase::Validation, || -> Result<_> {
             let own = model.buffers();
             running_statistics::settle(model, optimizer, plan.config.train.batch_norm)?;
-            let record = validation.run(made.step, optimizer, model, on);
+            let measure = |it: &Validation| it.run(made.step, optimizer, model, on);
+            let record = validation.map(measure).transpose()?;
+            let picture = panels.map(|it| it.draw(optimizer, model, on)).transpose()?;
             model.load_buffers(&own)?;
-            record
+            Ok((record, picture.flatten()))
         })?;
-        if let (Some((metrics, progress)), Some(run)) = (&mut self.told, plan.run) {
-            let warning = metrics.append_validation(run, &record)?;
-            warning
+        if let Some(logger) = &mut self.logger {
+            record
                 .iter()
-                .for_each(|it| warn(plan, Some(&*progress), it));
-            progress.say(&record.told());
+                .try_for_each(|record| logger.validated(record))?;
+            if let Some(picture) = picture {
+                let size = [picture.width, picture.height];
+                logger.drawn(made.step, &picture.png(), size)?;
+            }
         }
-        if let Some(saves) = &mut self.saves {
+        if let (Some(saves), Some(record)) = (&mut self.saves, record) {
             saves.validated = Some(record);
         }
         Ok(())
@@ -297,8 +298,10 @@ impl<'a> Rank<'a> {
     fn warn(&mut self) {
         let warnings = self.saves.iter_mut().flat_map(Saves::take_warnings);
         for warning in warnings {
-            let progress = self.told.as_ref().map(|(_, progress)| progress);
-            warn(self.plan, progress, &warning);
+            match &self.logger {
+                Some(logger) => logger.warn(&warning),
+                None => tell(&format!("warning: {warning}")),
+            }
         }
     }
 
@@ -310,6 +313,7 @@ impl<'a> Rank<'a> {
                 .saves
                 .as_mut()
                 .map_or_else(Standing::default, Saves::standing),
+            joules: self.energy.take(),
         }
     }
 
@@ -381,12 +385,12 @@ impl<'a> Rank<'a> {
                 .score
                 .add(&plan.config.checkpoint.best_by, loss, &terms);
         }
-        let Some((metrics, progress)) = &mut self.told else {
+        let Some(logger) = &mut self.logger else {
             return Ok(told);
         };
         let seconds = began.elapsed().as_secs_f64();
         let images = (window.samples().end - window.samples().start) as usize;
-        let warning = metrics.append(&StepRecord {
+        let record = StepRecord {
             step,
             loss,
             lr,
@@ -400,10 +404,9 @@ impl<'a> Rank<'a> {
             terms,
             times,
             sent,
-        })?;
-        warning
-            .iter()
-            .for_each(|it| warn(plan, Some(&*progress), it));
+            joules: told.joules,
+        };
+        logger.step(&record, images)?;
         match became {
             Became::Applied { .. } => {}
             Became::NotFinite { origin, loss_scale } => {
@@ -411,15 +414,15 @@ impl<'a> Rank<'a> {
                 let scale = loss_scale.map_or_else(String::new, |scale| {
                     format!("; the next step's loss is scaled by {scale}")
                 });
-                progress.say(&format!(
+                logger.say(&format!(
                     "step {step} was skipped: a gradient is not finite; {origin}{chips}{scale}"
                 ));
             }
-            Became::NoValidPixel => progress.say(&format!(
+            Became::NoValidPixel => logger.say(&format!(
                 "step {step} was skipped: none of its samples has a pixel with a label"
             )),
         }
-        progress.advance(step, Some(loss), images);
+        logger.show(&record, images);
         Ok(told)
     }
 
@@ -484,14 +487,5 @@ impl<'a> Rank<'a> {
         if held.total() > self.held.total() {
             self.held = held;
         }
-    }
-}
-
-/// Tells of what went wrong while the run goes on: also where it is to be quiet, as errors are.
-fn warn(plan: &Plan<'_>, progress: Option<&Progress>, warning: &str) {
-    let line = format!("warning: {warning}");
-    match (progress, plan.display) {
-        (Some(progress), Display::Auto) => progress.say(&line),
-        _ => tell(&line),
     }
 }

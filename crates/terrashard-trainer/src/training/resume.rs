@@ -15,7 +15,7 @@ use terrashard_models::{S2s2Net, initial_value, parameters};
 use terrashard_zero::{Progress, StateKind, ZeroOptimizer};
 
 use super::readers::Readers;
-use super::same_training::{Difference, difference};
+use super::same_training::{Difference, changes, difference};
 use super::saving::{self, kind};
 use crate::config::{Batch, Config, Resume};
 use crate::error::{Error, Result};
@@ -59,6 +59,8 @@ pub(super) struct Resumed {
 #[derive(Debug)]
 pub(super) struct Found {
     pub(super) start: Start,
+    /// Settings that the checkpoint was saved with and that are others now, in one line; none where it is the same.
+    pub(super) changed: Option<String>,
     pub(super) warnings: Vec<String>,
 }
 
@@ -66,6 +68,7 @@ impl From<Start> for Found {
     fn from(start: Start) -> Self {
         Self {
             start,
+            changed: None,
             warnings: Vec::new(),
         }
     }
@@ -126,9 +129,11 @@ impl Start {
             let (ours, theirs) = (batch.global.to_string(), theirs.to_string());
             return Err(differs("train.global_batch", ours, theirs));
         }
+        let changed = told(&changes(config, &saved), checkpoint.state().step);
         let resumed = Resumed::new(config, checkpoint, partial, &mut warnings)?;
         Ok(Found {
             start: Start::Checkpoint(Box::new(resumed)),
+            changed,
             warnings,
         })
     }
@@ -161,6 +166,14 @@ impl Start {
             Start::Checkpoint(resumed) => resumed.restore(optimizer, model),
         }
     }
+}
+
+/// What has changed since a step, key by key, with what it was.
+fn told(changes: &[Difference], step: u64) -> Option<String> {
+    let one =
+        |Difference { key, ours, theirs }: &Difference| format!("`{key}` = {ours}, was {theirs}");
+    let all: Vec<String> = changes.iter().map(one).collect();
+    (!all.is_empty()).then(|| format!("settings changed since step {step}: {}", all.join("; ")))
 }
 
 impl Resumed {

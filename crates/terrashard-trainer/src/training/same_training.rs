@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use terrashard_models::L1_WEIGHT;
 use toml::{Table, Value};
 
-use crate::config::{Config, SceneEntry};
+use crate::config::{Config, Resume, SceneEntry};
 
 /// Keys of `[data]` that no training step reads.
 const FREE: [&str; 7] = [
@@ -30,16 +30,47 @@ pub(super) struct Difference {
 /// The first key that makes `ours` another training than `theirs`: of the model, of the data that is trained on, the seed,
 /// the loss or the update rule. How it is sharded, how long it goes on, and how fast may change.
 pub(super) fn difference(ours: &Config, theirs: &Config) -> Option<Difference> {
+    let theirs = with_paths_of(ours, theirs);
+    let mut found = Vec::new();
+    walk("", &defining(ours), &defining(&theirs), &mut found);
+    found.into_iter().next()
+}
+
+/// Every key that differs between two configurations of one training, in the order of the sections: what may change, and did.
+pub(super) fn changes(ours: &Config, theirs: &Config) -> Vec<Difference> {
+    let whole = |config: &Config| {
+        let mut config = config.clone();
+        // What the program fills in by itself, and where a run starts, are no settings of it.
+        config.data.medians = None;
+        config.checkpoint.resume = Resume::Auto;
+        table(&config)
+    };
+    let theirs = with_paths_of(ours, theirs);
+    let mut found = Vec::new();
+    walk("", &whole(ours), &whole(&theirs), &mut found);
+    found
+}
+
+/// `theirs`, where files that are the same have the paths of `ours`.
+fn with_paths_of(ours: &Config, theirs: &Config) -> Config {
     let mut theirs = theirs.clone();
     if same_scenes(&ours.data.scenes, &theirs.data.scenes) {
         theirs.data.scenes.clone_from(&ours.data.scenes);
     }
-    if let (Some(chips), Some(other)) = (&ours.data.chips, &theirs.data.chips)
-        && same_file(chips, other)
-    {
-        theirs.data.chips.clone_from(&ours.data.chips);
-    }
-    walk("", &defining(ours), &defining(&theirs))
+    let same = |ours: &Option<PathBuf>, theirs: &mut Option<PathBuf>| {
+        if let (Some(path), Some(other)) = (ours, &*theirs)
+            && same_file(path, other)
+        {
+            theirs.clone_from(ours);
+        }
+    };
+    same(&ours.data.chips, &mut theirs.data.chips);
+    same(&ours.train.init, &mut theirs.train.init);
+    theirs
+}
+
+fn table(config: &Config) -> Table {
+    Table::try_from(config).expect("every section is a table of plain values")
 }
 
 /// Whether two lists name the same scenes. Paths may be written differently, and the files may have moved.
@@ -68,7 +99,7 @@ fn same_file(ours: &Path, theirs: &Path) -> bool {
 
 /// What of a configuration defines a training.
 fn defining(config: &Config) -> Table {
-    let mut whole = Table::try_from(config).expect("every section is a table of plain values");
+    let mut whole = table(config);
     if let Some(Value::Table(data)) = whole.get_mut("data") {
         data.retain(|key, _| !FREE.contains(&key));
         if let Some(Value::Table(highres)) = data.get_mut("highres") {
@@ -86,27 +117,32 @@ fn defining(config: &Config) -> Table {
     whole
 }
 
-fn walk(prefix: &str, ours: &Table, theirs: &Table) -> Option<Difference> {
+/// Collects the keys below `prefix` that differ.
+fn walk(prefix: &str, ours: &Table, theirs: &Table, found: &mut Vec<Difference>) {
     let keys = ours
         .keys()
         .chain(theirs.keys().filter(|key| !ours.contains_key(*key)));
-    keys.into_iter().find_map(|name| {
+    for name in keys {
         let key = match prefix {
             "" => name.clone(),
             _ => format!("{prefix}.{name}"),
         };
         match (ours.get(name), theirs.get(name)) {
-            (Some(Value::Table(ours)), Some(Value::Table(theirs))) => walk(&key, ours, theirs),
+            (Some(Value::Table(ours)), Some(Value::Table(theirs))) => {
+                walk(&key, ours, theirs, found);
+            }
             (ours, theirs) => {
                 let shown = |value: Option<&Value>| {
                     value.map_or_else(|| "nothing".into(), ToString::to_string)
                 };
                 // As text, in which a nodata of NaN equals itself.
                 let (ours, theirs) = (shown(ours), shown(theirs));
-                (ours != theirs).then_some(Difference { key, ours, theirs })
+                if ours != theirs {
+                    found.push(Difference { key, ours, theirs });
+                }
             }
         }
-    })
+    }
 }
 
 #[cfg(test)]

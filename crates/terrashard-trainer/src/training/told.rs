@@ -9,13 +9,15 @@ pub(super) struct Told {
     pub(super) stop: f64,
     /// How far they are with the save that is under way.
     pub(super) saving: Standing,
+    /// What their GPUs have taken since they told the last time.
+    pub(super) joules: f64,
 }
 
 impl Told {
-    pub(super) const COUNT: usize = 3;
+    pub(super) const COUNT: usize = 4;
 
     pub(super) fn own(self) -> [f64; Self::COUNT] {
-        [self.stop, self.saving.done, self.saving.failed]
+        [self.stop, self.saving.done, self.saving.failed, self.joules]
     }
 
     pub(super) fn of(sums: &[f64]) -> Self {
@@ -23,6 +25,7 @@ impl Told {
         Self {
             stop: sums[0],
             saving: Standing { done, failed },
+            joules: sums[3],
         }
     }
 }

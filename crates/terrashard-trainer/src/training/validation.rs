@@ -3,22 +3,20 @@
 //! Windows are spread over the ranks, each is mapped by itself, and of windows that overlap each pixel counts in that whose border is
 //! farther. Pixels are counted as whole numbers, so the figures do not depend on the number of ranks.
 
-use std::sync::Arc;
 use std::time::Instant;
 
-use burn::tensor::activation::{sigmoid, softmax};
-use burn::tensor::{DType, Device, Tensor, TensorData};
-use terrashard_data::{Block, ConfusionMatrix, Mosaic, Scene};
-use terrashard_models::{S2s2Net, Scope};
-use terrashard_raster::{Samples, Window};
+use burn::tensor::{DType, Device};
+use terrashard_data::{ConfusionMatrix, Mosaic};
+use terrashard_models::S2s2Net;
+use terrashard_raster::Window;
 use terrashard_zero::ZeroOptimizer;
 
+use super::mapped_window::{Mapped, MappedWindow, accompany};
 use crate::config::{Config, Length};
 use crate::dataset::Dataset;
 use crate::error::{Error, Result};
 use crate::record::{Scores, ValidationRecord};
 use crate::sharding::Sharded;
-use crate::trained_model::THRESHOLD;
 
 /// What a validation can rank checkpoints by: the most is the best.
 pub(crate) const METRICS: [&str; 4] = ["iou", "f1", "precision", "recall"];
@@ -26,7 +24,7 @@ pub(crate) const METRICS: [&str; 4] = ["iou", "f1", "precision", "recall"];
 /// What is measured, and when.
 #[derive(Debug)]
 pub(super) struct Validation {
-    windows: Vec<Share>,
+    windows: Vec<MappedWindow>,
     classes: usize,
     every: Every,
     /// Whether each checkpoint is ranked by what is measured.
@@ -55,14 +53,6 @@ pub(super) struct Made {
     pub(super) is_saved: bool,
 }
 
-/// A window of a scene, and the pixels of it that count.
-#[derive(Debug)]
-struct Share {
-    scene: Arc<Scene>,
-    window: Window,
-    counted: Window,
-}
-
 impl Validation {
     /// That of a configuration, where there is something to measure on.
     ///
@@ -83,7 +73,7 @@ impl Validation {
                 let [left, right] = [across[column], across[column + 1]];
                 let [top, bottom] = [down[row], down[row + 1]];
                 let counted = Window::new(left, top, right - left, bottom - top);
-                windows.push(Share {
+                windows.push(MappedWindow {
                     scene: scene.clone(),
                     window: within(region, window),
                     counted: within(region, counted),
@@ -170,7 +160,7 @@ impl Validation {
         &self,
         optimizer: &ZeroOptimizer,
         model: &S2s2Net,
-        (device, element): (&Device, DType),
+        on: (&Device, DType),
     ) -> Result<ConfusionMatrix> {
         let communicator = optimizer.communicator();
         let (rank, ranks) = (communicator.rank(), communicator.ranks());
@@ -180,17 +170,16 @@ impl Validation {
         let mut failed = None;
         for round in 0..self.windows.len().div_ceil(ranks) {
             let share = self.windows.get(round * ranks + rank);
-            let counted = share.map_or(Ok(false), |share| {
-                share.count(model, &scope, (device, element), &mut matrix)
-            });
-            if !matches!(counted, Ok(true)) {
-                // At stage 3 the other ranks gather, so this one runs the smallest image that there is.
-                let bands = self.windows[0].scene.bands();
-                let image = Tensor::<4>::zeros([1, bands, 1, 1], (device, element));
-                drop(model.forward(image, &scope));
+            let mapped = share.map_or(Ok(None), |share| share.map(model, &scope, on));
+            if !matches!(mapped, Ok(Some(_))) {
+                accompany(model, &scope, self.windows[0].scene.bands(), on);
             }
-            if let Err(error) = counted {
-                failed.get_or_insert(error);
+            match mapped {
+                Ok(Some(Mapped { predicted, labels })) => matrix.add_masks(&predicted, &labels),
+                Ok(None) => {}
+                Err(error) => {
+                    failed.get_or_insert(error);
+                }
             }
             parameters.check()?;
         }
@@ -198,60 +187,6 @@ impl Validation {
             Some(error) => Err(error),
             None => Ok(matrix),
         }
-    }
-}
-
-impl Share {
-    /// Counts the window's pixels, if it has any; tells whether the model ran.
-    fn count(
-        &self,
-        model: &S2s2Net,
-        scope: &impl Scope,
-        on: (&Device, DType),
-        matrix: &mut ConfusionMatrix,
-    ) -> Result<bool> {
-        let Self {
-            scene,
-            window,
-            counted,
-        } = self;
-        let patch = scene.patch(*window)?;
-        if !patch.valid.contains(&true) {
-            return Ok(false);
-        }
-        // Before the model runs: after an error it has not.
-        let labels = scene.labels(*counted)?;
-        let shape = [1, scene.bands(), window.height, window.width];
-        let image = Tensor::<4>::from_data(TensorData::new(patch.values, shape), on);
-        let logits = model.forward(image, scope).segmentation.pixels();
-        let [_, channels, ..] = logits.dims();
-        // In the type of the computation, as `test` does.
-        let probabilities = match channels {
-            1 => sigmoid(logits),
-            _ => softmax(logits, 1),
-        };
-        let block = Block {
-            image: *window,
-            scale: scene.scale(),
-            channels,
-            values: probabilities
-                .cast(DType::F32)
-                .into_data()
-                .iter::<f32>()
-                .collect(),
-            valid: patch.valid,
-        };
-        let Samples::U8(classes) = block.classes(THRESHOLD as f32)?.into_samples() else {
-            unreachable!("classes are bytes")
-        };
-        let (fine, part) = (window.scaled(scene.scale()), counted.scaled(scene.scale()));
-        let mut predicted = Vec::with_capacity(labels.len());
-        for row in part.row - fine.row..part.row_end() - fine.row {
-            let at = row * fine.width + part.col - fine.col;
-            predicted.extend_from_slice(&classes[at..at + part.width]);
-        }
-        matrix.add_masks(&predicted, &labels);
-        Ok(true)
     }
 }
 

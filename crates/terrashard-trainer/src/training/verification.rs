@@ -68,7 +68,7 @@ pub fn verify(config: &Config, device: Device, steps: u64) -> Result<Verificatio
         return Err(Error::invalid("--steps", 0, "at least 1"));
     }
     let ranks = config.zero.ranks.count(device);
-    let (chips, _) = samples(config, ranks)?;
+    let chips = samples(config, ranks)?.chips;
     let batch = Batch::resolve(&config.train, ranks)?;
     let (reference_ranks, reference_batch) = reference(config, ranks, batch);
     let plain = Config {
@@ -177,6 +177,7 @@ fn train(
 ) -> Result<u64> {
     let plan = Plan {
         validation: None,
+        panels: None,
         config,
         run: None,
         device,
@@ -191,6 +192,7 @@ fn train(
         order: SampleOrder::new(chips.len(), config.train.seed)?,
         chips: chips.clone(),
         start: Start::Afresh,
+        changed: None,
         steps,
         end: None,
         last_step: steps,

@@ -115,8 +115,8 @@ fn from_configuration_to_map_and_report() {
     );
     assert_eq!(report["test"]["iou"], test["iou"]);
     let page = fs::read_to_string(scenario.path("out/report.html")).unwrap();
-    // Image, label and prediction, whole and in detail, and nothing from elsewhere.
-    assert_eq!(page.matches("data:image/png;base64,").count(), 6);
+    // Image, label and prediction, whole and in detail, and what was drawn at steps 2, 4 and 6; nothing from elsewhere.
+    assert_eq!(page.matches("data:image/png;base64,").count(), 9);
     assert!(!page.contains("http"));
 }
 

@@ -18,6 +18,7 @@ mod imports_refused;
 mod info;
 mod inputs;
 mod limits;
+mod panels;
 mod plan;
 mod predicted;
 mod products;

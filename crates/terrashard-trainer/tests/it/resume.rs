@@ -246,6 +246,30 @@ fn where_no_step_is_left_nothing_is_written() {
     }
 }
 
+/// How fast and how it is sharded may change on the way, but not unseen.
+#[test]
+fn settings_that_changed_are_told_with_what_they_were() {
+    let scenario = Scenario::new();
+    scenario.fit("run", Some(1), &[]);
+    let told = |arguments: &[&str]| {
+        let fit = ["fit", "run.toml", "--run", "run"];
+        let output = scenario.terrashard(&[&fit[..], arguments].concat());
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(0), "{message}");
+        message
+    };
+    let same = told(&["--stop-after", "2"]);
+    assert!(!same.contains("settings changed"), "{same}");
+    let changes = ["--set", "train.weight_decay=0.25", "--stage", "1"];
+    let changed = told(&[&changes[..], &["--stop-after", "3"]].concat());
+    assert!(
+        changed.contains("settings changed since step 2: `train.weight_decay` = 0.25, was 0.01; `zero.stage` = 1, was 0\n"),
+        "{changed}"
+    );
+    let quiet = told(&["--quiet"]);
+    assert_eq!(quiet, "");
+}
+
 #[test]
 fn another_training_is_refused() {
     let scenario = Scenario::new();

@@ -284,7 +284,7 @@ fn what_is_not_measured_ranks_nothing() {
     );
     refused(
         &["train.validate_every=5"],
-        &["train.validate_every", "data.validation"],
+        &["`train.validate_every`: got 5", "set `data.validation`"],
     );
     let [validation, test] = PARTS;
     refused(
