@@ -31,5 +31,5 @@ mod server;
 mod store;
 
 pub use environment::Launched;
-pub use launcher::{Launcher, Output};
+pub use launcher::{Launcher, Output, RESTARTS};
 pub use store::Store;

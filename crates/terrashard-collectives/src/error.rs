@@ -48,6 +48,22 @@ pub enum Error {
         /// What the waiting rank called.
         call: Call,
     },
+    /// A rank did not make a call in time.
+    #[error(
+        "rank {rank} has not made call {sequence}, for which rank {waiting} has waited {seconds} s: {call}; TERRASHARD_TIMEOUT sets how long"
+    )]
+    Stalled {
+        /// The rank that does not come.
+        rank: usize,
+        /// The rank that noticed.
+        waiting: usize,
+        /// The number of the call on each rank, from 0.
+        sequence: u64,
+        /// What the waiting rank called.
+        call: Call,
+        /// How long it has waited.
+        seconds: u64,
+    },
     /// An input that cannot be cut into one part for each rank.
     #[error(
         "failed to scatter {len} elements over {ranks} ranks: pad the tensor to a multiple of {ranks}"

@@ -30,6 +30,7 @@ const DTYPES: [FloatDType; 4] = [
 
 impl Header {
     /// What the rank does, as errors tell it.
+    #[cfg(any(feature = "mpi", feature = "nccl", test))]
     pub(crate) fn call(&self) -> Option<Call> {
         match *self {
             Self::Call(call) => Some(call),

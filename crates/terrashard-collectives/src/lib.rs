@@ -2,8 +2,8 @@
 //!
 //! [`Communicator`] is what a rank holds: all-reduce, reduce-scatter, all-gather, broadcast and barrier. Calls
 //! are asynchronous: each returns a [`Pending`] that owns the buffers until it is waited for, so a buffer on its
-//! way cannot be changed or freed. [`local`] runs ranks as threads of one process; `mpi`, a feature, as processes;
-//! `nccl`, another, as GPUs. [`bootstrap`] is how processes find each other.
+//! way cannot be changed or freed. [`local`] runs ranks as threads of one process, [`sockets`] as processes that need
+//! nothing but TCP; `mpi`, a feature, as processes of an MPI library; `nccl`, another, as GPUs. [`bootstrap`] is how processes find each other.
 //!
 //! ```
 //! use burn::tensor::{Device, Tensor};
@@ -41,8 +41,8 @@ pub mod conformance;
 pub mod delayed;
 mod element;
 mod error;
-// Its tests need no transport.
-#[cfg(any(feature = "mpi", feature = "nccl", test))]
+#[cfg(feature = "faults")]
+pub mod faults;
 mod header;
 pub mod local;
 #[cfg(feature = "mpi")]
@@ -50,6 +50,7 @@ pub mod mpi;
 #[cfg(feature = "nccl")]
 pub mod nccl;
 mod scramble;
+pub mod sockets;
 mod sum;
 mod traffic;
 mod verb;

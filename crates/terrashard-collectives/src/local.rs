@@ -9,23 +9,78 @@
 //! added in segments which the waiting ranks claim from a counter.
 
 mod group;
+#[cfg(test)]
+mod orders;
 mod work;
 
 use std::any::Any;
+use std::env;
 use std::error::Error as StdError;
 use std::fmt::{self, Display};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread;
+use std::time::Duration;
 
 use burn::tensor::{Tensor, TensorData};
 
 use crate::traffic::Meter;
-use crate::{Call, Communicator, Pending, Result, Traffic, Verb};
+use crate::{Call, Communicator, Error, Pending, Result, Traffic, Verb};
 use group::{Group, Input};
 
 /// Stack of a rank's thread: what the main thread has on Linux, since models recurse as deep there.
 const STACK_BYTES: usize = 8 << 20;
+
+/// Between two looks whether ranks of a lost run have ended.
+pub(crate) const LOOK: Duration = Duration::from_millis(200);
+
+/// How long a rank that was given up may take to end by itself.
+pub(crate) const GRACE: Duration = Duration::from_secs(3);
+
+/// The variable of [`Patience::from_environment`].
+const TIMEOUT: &str = "TERRASHARD_TIMEOUT";
+
+/// How long ranks wait for each other.
+#[derive(Debug, Clone, Copy)]
+pub struct Patience {
+    /// A rank that waits for longer gives all up, with [`Error::Stalled`].
+    pub timeout: Duration,
+    /// Called over and over where ranks do not end after the run is lost: threads cannot be ended from outside, but the
+    /// process can. It is given what was lost, and what the first rank that ended by it has said.
+    pub abandoned: fn(&Error, &str),
+}
+
+impl Patience {
+    /// As many seconds as `TERRASHARD_TIMEOUT` says, or 600.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Variable`] for a value that makes no sense.
+    pub fn from_environment(abandoned: fn(&Error, &str)) -> Result<Self> {
+        Self::of(env::var(TIMEOUT).ok(), abandoned)
+    }
+
+    fn of(value: Option<String>, abandoned: fn(&Error, &str)) -> Result<Self> {
+        let seconds = match value {
+            None => 600,
+            Some(text) => match text.parse::<u32>() {
+                Ok(seconds) if seconds > 0 => seconds,
+                _ => {
+                    return Err(Error::Variable {
+                        variable: TIMEOUT.to_owned(),
+                        value: text,
+                        expected: "a whole number of seconds from 1".to_owned(),
+                    });
+                }
+            },
+        };
+        Ok(Self {
+            timeout: Duration::from_secs(seconds.into()),
+            abandoned,
+        })
+    }
+}
 
 /// Runs `body` once on each of `ranks` threads and returns their results in rank order.
 ///
@@ -42,23 +97,58 @@ where
     E: Display + Send,
     F: Fn(LocalCommunicator) -> Result<T, E> + Sync,
 {
+    run_within(ranks, None, body)
+}
+
+/// As [`run`], with an end to all waiting.
+///
+/// # Errors
+///
+/// As [`run`]. A rank that was given up and still ends is [`RunError::Failed`] by what its next call returns.
+pub fn run_within<T, E, F>(
+    ranks: usize,
+    patience: Option<Patience>,
+    body: F,
+) -> Result<Vec<T>, RunError<E>>
+where
+    T: Send,
+    E: Display + Send,
+    F: Fn(LocalCommunicator) -> Result<T, E> + Sync,
+{
     if ranks == 0 {
         return Err(RunError::NoRanks);
     }
-    let group = Arc::new(Group::new(ranks));
+    let timeout = patience.map(|patience| patience.timeout);
+    let group = Arc::new(Group::new(ranks, timeout));
+    let (told, ended) = mpsc::channel();
     let outcomes: Vec<Result<T, RunError<E>>> = thread::scope(|scope| {
         let (group, body) = (&group, &body);
         let spawn = |rank| {
             let thread = thread::Builder::new()
                 .name(format!("rank {rank}"))
                 .stack_size(STACK_BYTES);
-            let spawned = thread.spawn_scoped(scope, move || enter(rank, group, body));
+            let told: Sender<()> = told.clone();
+            let live = move || {
+                let outcome = enter(rank, group, body);
+                drop(told);
+                outcome
+            };
+            let spawned = thread.spawn_scoped(scope, live);
             spawned.map_err(|source| {
                 group.fail(rank, &format!("failed to start its thread: {source}"));
                 RunError::Spawn { rank, source }
             })
         };
         let threads: Vec<_> = (0..ranks).map(spawn).collect();
+        drop(told);
+        if let Some(Patience { abandoned, .. }) = patience {
+            // Nobody sends: it ends when all threads have dropped their sender.
+            while let Err(RecvTimeoutError::Timeout) = ended.recv_timeout(LOOK) {
+                if let Some((error, words)) = group.overdue(GRACE) {
+                    abandoned(&error, &words);
+                }
+            }
+        }
         let join = |thread: Result<thread::ScopedJoinHandle<'_, _>, _>| {
             thread.and_then(|thread| {
                 thread
@@ -183,7 +273,48 @@ pub struct LocalCommunicator {
     meter: Meter,
 }
 
+/// What is left to do of a call that was made.
+pub(crate) type Finish = Box<dyn FnOnce() -> Result<TensorData> + Send>;
+
+/// The members of a group that has no threads of its own: whoever holds one makes its calls, and says when it leaves.
+pub(crate) fn members(ranks: usize, timeout: Duration) -> Vec<LocalCommunicator> {
+    let group = Arc::new(Group::new(ranks, Some(timeout)));
+    let member = |rank| LocalCommunicator {
+        rank,
+        group: Arc::clone(&group),
+        meter: Meter::default(),
+    };
+    (0..ranks).map(member).collect()
+}
+
 impl LocalCommunicator {
+    /// Makes a call with what this rank puts in, and does not wait.
+    pub(crate) fn begin(&self, call: Call, data: TensorData) -> Result<Finish> {
+        let slot = self.group.publish(self.rank, call, Input::Elements(data))?;
+        let (rank, group) = (self.rank, Arc::clone(&self.group));
+        Ok(Box::new(move || group.finish(rank, &slot)))
+    }
+
+    /// As [`Communicator::split`].
+    pub(crate) fn split_off(&self, color: usize) -> Result<Self> {
+        let (rank, group) = self.group.split(self.rank, color)?;
+        Ok(Self {
+            rank,
+            group,
+            meter: Meter::default(),
+        })
+    }
+
+    /// Says that the rank makes no further call.
+    pub(crate) fn leave(&self) {
+        self.group.leave(self.rank);
+    }
+
+    /// As [`Group::overdue`].
+    pub(crate) fn overdue(&self, grace: Duration) -> Option<(Error, String)> {
+        self.group.overdue(grace)
+    }
+
     fn start(&self, verb: Verb, input: Tensor<1>) -> Result<Pending> {
         let (rank, ranks) = (self.rank, self.group.ranks());
         let call = Call::new(verb, &input, ranks)?;
@@ -243,12 +374,7 @@ impl Communicator for LocalCommunicator {
     }
 
     fn split(&self, color: usize) -> Result<Arc<dyn Communicator>> {
-        let (rank, group) = self.group.split(self.rank, color)?;
-        Ok(Arc::new(Self {
-            rank,
-            group,
-            meter: Meter::default(),
-        }))
+        Ok(Arc::new(self.split_off(color)?))
     }
 
     fn abort(&self, reason: &str) {

@@ -55,17 +55,23 @@ pub struct Call {
 impl Call {
     /// The call of `verb` with `input` in a group of `ranks`.
     pub(crate) fn new(verb: Verb, input: &Tensor<1>, ranks: usize) -> Result<Self> {
-        let len = input.dims()[0];
-        match verb {
+        let call = Self {
+            verb,
+            len: input.dims()[0],
+            dtype: element_type(input.dtype())?,
+        };
+        call.check(ranks)
+    }
+
+    /// This call, if a group of `ranks` can make it.
+    pub(crate) fn check(self, ranks: usize) -> Result<Self> {
+        let len = self.len;
+        match self.verb {
             Verb::ReduceScatter if !len.is_multiple_of(ranks) => {
                 Err(Error::Indivisible { len, ranks })
             }
             Verb::Broadcast { root } if root >= ranks => Err(Error::RootOutOfRange { root, ranks }),
-            _ => Ok(Self {
-                verb,
-                len,
-                dtype: element_type(input.dtype())?,
-            }),
+            _ => Ok(self),
         }
     }
 

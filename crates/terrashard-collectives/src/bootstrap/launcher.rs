@@ -18,6 +18,9 @@ use crate::{Error, Result};
 /// Between two looks at the processes.
 const LOOK: Duration = Duration::from_millis(20);
 
+/// Tells a process how many times the ranks of its run were started before, as `torchrun` names it.
+pub const RESTARTS: &str = "TORCHELASTIC_RESTART_COUNT";
+
 /// How long the last output of processes that have ended may take.
 const LAST_OUTPUT: Duration = Duration::from_secs(1);
 

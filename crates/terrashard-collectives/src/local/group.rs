@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use burn::tensor::TensorData;
 
@@ -24,6 +25,8 @@ struct Run {
     state: Mutex<State>,
     /// Told whenever a call becomes complete, a sum is finished, or a rank ends.
     changed: Condvar,
+    /// How long a rank waits for another; for ever where `None`.
+    timeout: Option<Duration>,
 }
 
 #[derive(Debug)]
@@ -92,6 +95,9 @@ enum Presence {
 struct Lost {
     culprit: usize,
     error: Error,
+    since: Instant,
+    /// What the first rank that ended by it has said.
+    words: Option<String>,
 }
 
 impl Calls {
@@ -106,7 +112,7 @@ impl Calls {
 
 impl Group {
     /// All ranks of a new run.
-    pub(super) fn new(ranks: usize) -> Self {
+    pub(super) fn new(ranks: usize, timeout: Option<Duration>) -> Self {
         let state = State {
             calls: vec![Calls::new(ranks)],
             presence: vec![Presence::Here; ranks],
@@ -115,6 +121,7 @@ impl Group {
         let run = Run {
             state: Mutex::new(state),
             changed: Condvar::new(),
+            timeout,
         };
         Self {
             run: Arc::new(run),
@@ -130,6 +137,26 @@ impl Group {
     /// The rank that the run failed for, if it failed for one.
     pub(super) fn culprit(&self) -> Option<usize> {
         self.lock().lost.as_ref().map(|lost| lost.culprit)
+    }
+
+    /// Why the run is lost, if it has been for longer than its timeout, or for `grace` after one.
+    /// With the words of the first rank that ended by it.
+    pub(super) fn overdue(&self, grace: Duration) -> Option<(Error, String)> {
+        let state = self.lock();
+        let Lost {
+            error,
+            since,
+            words,
+            ..
+        } = state.lost.as_ref()?;
+        let limit = match error {
+            Error::Stalled { .. } => grace,
+            _ => self.run.timeout?,
+        };
+        (since.elapsed() > limit).then(|| {
+            let words = words.clone().unwrap_or_else(|| error.to_string());
+            (error.clone(), words)
+        })
     }
 
     /// Hands `rank`'s input for its next call to the group. Never waits for another rank.
@@ -262,6 +289,7 @@ impl Group {
 
     /// Waits until all ranks have made the call. A call that all have made completes, whatever happened since.
     fn complete<'a>(&self, rank: usize, slot: &'a Slot) -> Result<&'a Outcome> {
+        let began = Instant::now();
         let mut guard = self.lock();
         loop {
             if let Some(outcome) = slot.outcome.get() {
@@ -271,11 +299,7 @@ impl Group {
             if let Some(lost) = &state.lost {
                 return Err(lost.error.clone());
             }
-            let next = &state.calls[self.index].next;
-            let absent = |&(member, next): &(&usize, &u64)| {
-                state.presence[*member] == Presence::Ended && *next <= slot.sequence
-            };
-            if let Some((&ended, _)) = self.members.iter().zip(next).find(absent) {
+            if let Some(ended) = self.missing(state, slot, |presence| presence == Presence::Ended) {
                 let error = Error::Left {
                     rank: ended,
                     waiting: self.members[rank],
@@ -285,8 +309,47 @@ impl Group {
                 self.run.lose(state, self.members[rank], error.clone());
                 return Err(error);
             }
-            guard = self.run.sleep(guard);
+            let late = self.run.timeout.filter(|limit| began.elapsed() >= *limit);
+            if let Some(limit) = late {
+                let missing = self.missing(state, slot, |_| true);
+                let missing = missing.expect("a call that is open lacks a rank");
+                let error = Error::Stalled {
+                    rank: missing,
+                    waiting: self.members[rank],
+                    sequence: slot.sequence,
+                    call: slot.call,
+                    seconds: limit.as_secs(),
+                };
+                self.run.lose(state, missing, error.clone());
+                return Err(error);
+            }
+            guard = self.run.sleep_from(guard, began);
         }
+    }
+
+    /// The first rank that has not made the call and is present as told.
+    fn missing(
+        &self,
+        state: &State,
+        slot: &Slot,
+        is_meant: impl Fn(Presence) -> bool,
+    ) -> Option<usize> {
+        let next = &state.calls[self.index].next;
+        let is_missing = |&(member, next): &(&usize, &u64)| {
+            is_meant(state.presence[*member]) && *next <= slot.sequence
+        };
+        let found = self.members.iter().zip(next).find(is_missing);
+        found.map(|(member, _)| *member)
+    }
+
+    /// Whether [`Self::complete`] returns at once.
+    #[cfg(test)]
+    pub(super) fn is_settled(&self, slot: &Slot) -> bool {
+        let state = self.lock();
+        let has_ended = |presence| presence == Presence::Ended;
+        slot.outcome.get().is_some()
+            || state.lost.is_some()
+            || self.missing(&state, slot, has_ended).is_some()
     }
 
     /// Notes that `rank` has returned normally.
@@ -303,7 +366,11 @@ impl Group {
             rank,
             reason: reason.to_owned(),
         };
-        self.run.lose(&mut self.lock(), rank, error);
+        let mut state = self.lock();
+        if let Some(lost) = &mut state.lost {
+            lost.words.get_or_insert_with(|| reason.to_owned());
+        }
+        self.run.lose(&mut state, rank, error);
     }
 
     /// The state. No code panics while it holds the lock, so a poisoned lock still guards a valid state.
@@ -318,13 +385,33 @@ impl Group {
 impl Run {
     fn lose(&self, state: &mut State, culprit: usize, error: Error) {
         if state.lost.is_none() {
-            state.lost = Some(Lost { culprit, error });
+            let since = Instant::now();
+            state.lost = Some(Lost {
+                culprit,
+                error,
+                since,
+                words: None,
+            });
             // Inputs that nobody will add up any more.
             for calls in &mut state.calls {
                 calls.open.clear();
             }
             self.changed.notify_all();
         }
+    }
+
+    /// As [`Self::sleep`], and not beyond the timeout of who waits since `began`.
+    fn sleep_from<'a>(
+        &self,
+        state: MutexGuard<'a, State>,
+        began: Instant,
+    ) -> MutexGuard<'a, State> {
+        let Some(timeout) = self.timeout else {
+            return self.sleep(state);
+        };
+        let left = timeout.saturating_sub(began.elapsed());
+        let woken = self.changed.wait_timeout(state, left);
+        woken.unwrap_or_else(PoisonError::into_inner).0
     }
 
     fn sleep<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
