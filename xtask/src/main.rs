@@ -20,9 +20,11 @@ mod parity;
 mod reference;
 mod sanitize;
 mod scene;
+mod soak;
 mod step;
 mod test;
 mod tidy;
+mod torture;
 mod workspace;
 
 use std::process::ExitCode;
@@ -67,6 +69,10 @@ enum Command {
     Libtorch(libtorch::Args),
     /// Makes a scene of any size of the shipped one, by mirroring it.
     Scene(scene::Args),
+    /// Seeded faults in tiny trainings: no hang, no other bits, no checkpoint lost.
+    Torture(torture::Args),
+    /// Training, testing, saving and predicting in a loop: memory, descriptors, threads and files stay flat.
+    Soak(soak::Args),
     /// Benchmarks.
     Bench(bench::Args),
     /// Tells which differences between two records or runs are larger than noise; exit code 1 if B is worse in any.
@@ -89,6 +95,8 @@ fn main() -> ExitCode {
         Command::Mpi(args) => mpi::run(&args),
         Command::Libtorch(args) => libtorch::run(&args),
         Command::Scene(args) => scene::run(&args),
+        Command::Torture(args) => torture::run(&args),
+        Command::Soak(args) => soak::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Compare(args) => compare::run(&args),
     };

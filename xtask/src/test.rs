@@ -1,10 +1,11 @@
-//! `cargo xtask test`: all tests, and one closing line over all test binaries.
+//! `cargo xtask test`: all tests with one closing line over all test binaries, and some runs of `cargo xtask torture`.
 
 use std::fmt;
 use std::time::Instant;
 
 use crate::error::Result;
 use crate::libtorch::LibTorch;
+use crate::torture;
 use crate::workspace::{self, with_libtorch};
 
 #[derive(clap::Args, Default)]
@@ -32,7 +33,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         "xtask test: {tally}, {:.1} s",
         started.elapsed().as_secs_f64()
     );
-    result
+    result?;
+    match args.tch || !args.args.is_empty() {
+        true => Ok(()),
+        false => torture::run(&torture::Args::few()),
+    }
 }
 
 /// Sums over the `test result:` lines that close each test binary and each crate's doc tests.

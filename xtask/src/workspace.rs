@@ -56,6 +56,23 @@ pub(crate) fn build_binary(name: &str, profile: Profile) -> Result<PathBuf> {
     )
 }
 
+/// Builds the binary `name` with features of packages of the workspace.
+pub(crate) fn build_binary_with_features(
+    name: &str,
+    profile: Profile,
+    features: &str,
+) -> Result<PathBuf> {
+    let step = cargo(&[
+        "build",
+        "--workspace",
+        "--bin",
+        name,
+        "--features",
+        features,
+    ]);
+    build(step, name, profile)
+}
+
 /// Builds the binary `name` with LibTorch in it.
 pub(crate) fn build_binary_with(
     libtorch: &LibTorch,

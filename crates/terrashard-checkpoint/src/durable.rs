@@ -119,7 +119,9 @@ pub(crate) fn parent(path: &Path) -> &Path {
 pub(crate) fn crash_point(path: &Path) -> Result<()> {
     #[cfg(test)]
     crate::crash::point(path)?;
-    #[cfg(not(test))]
+    #[cfg(feature = "faults")]
+    crate::faults::point(path)?;
+    #[cfg(not(any(test, feature = "faults")))]
     let _ = path;
     Ok(())
 }

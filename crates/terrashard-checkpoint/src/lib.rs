@@ -56,6 +56,8 @@ mod convert;
 mod crash;
 mod durable;
 mod error;
+#[cfg(feature = "faults")]
+pub mod faults;
 mod folder;
 mod foreign;
 mod manifest;

@@ -41,6 +41,8 @@ mod confusion_matrix;
 mod crs;
 mod cutting;
 mod error;
+#[cfg(feature = "faults")]
+pub mod faults;
 mod fidelity;
 mod fine_grid;
 mod inspection;

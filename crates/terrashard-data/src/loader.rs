@@ -174,6 +174,10 @@ fn prepare(
         let first = step * accumulate as u64;
         let own = |number: &usize| (first + *number as u64) % prefetch as u64 == turn as u64;
         for number in (0..accumulate).filter(own) {
+            #[cfg(feature = "faults")]
+            let batch = crate::faults::point(rank)
+                .and_then(|()| chips.batch_at(order, window.micro_batch(rank, number)));
+            #[cfg(not(feature = "faults"))]
             let batch = chips.batch_at(order, window.micro_batch(rank, number));
             let failed = batch.is_err();
             let item = batch.map(|batch| MicroBatch {

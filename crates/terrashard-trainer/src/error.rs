@@ -296,6 +296,15 @@ pub enum Error {
         #[source]
         source: Box<Error>,
     },
+    /// A collective operation failed in a step.
+    #[error("step {step}: {source}")]
+    Step {
+        /// The step, counted from 1.
+        step: u64,
+        /// Why.
+        #[source]
+        source: Box<Error>,
+    },
     /// The memory of a GPU is used up.
     #[error(
         "{who} ran out of gpu memory: {told}; `terrashard plan --memory` tells what fits: a smaller `train.micro_batch`, \
@@ -392,8 +401,21 @@ impl Error {
                 }
             }
             Error::Data(terrashard_data::Error::LoaderPanicked) => 1,
-            Error::Rank { source, .. } => source.exit_code(),
+            Error::Rank { source, .. } | Error::Step { source, .. } => source.exit_code(),
             _ => 2,
+        }
+    }
+
+    /// With the step, where it is of a collective operation, which does not know of steps.
+    pub(crate) fn at_step(self, step: u64) -> Error {
+        match self {
+            Error::Collective(_) | Error::Zero(terrashard_zero::Error::Collective { .. }) => {
+                Error::Step {
+                    step,
+                    source: Box::new(self),
+                }
+            }
+            other => other,
         }
     }
 

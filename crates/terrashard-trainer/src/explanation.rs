@@ -77,7 +77,7 @@ pub fn of(code: &str) -> Result<Explanation, Error> {
 /// The code of an error: that of the crate in which it arose.
 pub fn code(error: &Error) -> String {
     match error {
-        Error::Rank { source, .. } => code(source),
+        Error::Rank { source, .. } | Error::Step { source, .. } => code(source),
         Error::Data(terrashard_data::Error::Raster(source)) | Error::Raster(source) => {
             named("raster", source)
         }
@@ -96,7 +96,7 @@ pub fn code(error: &Error) -> String {
 }
 
 /// The variant's name is the first word that every error of ours shows of itself.
-fn named(from: &str, error: &impl fmt::Debug) -> String {
+pub(crate) fn named(from: &str, error: &impl fmt::Debug) -> String {
     let shown = format!("{error:?}");
     let variant = shown
         .split(|letter: char| !letter.is_alphanumeric())

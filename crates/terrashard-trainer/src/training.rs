@@ -5,6 +5,8 @@ mod block_slots;
 mod crew;
 mod disk_space;
 mod divergence;
+#[cfg(feature = "faults")]
+mod faults;
 mod feed;
 mod initial;
 mod logger;
@@ -41,7 +43,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use terrashard_collectives::local::{self, LocalCommunicator, RunError};
+use terrashard_collectives::local::{self, LocalCommunicator, Patience, RunError};
 use terrashard_data::Chips;
 use terrashard_layout::{BatchShape, Offload, RankBytes, SampleOrder, ShardTable, Stage, Window};
 
@@ -246,7 +248,11 @@ pub fn fit(config: &Config, options: &FitOptions) -> Result<Fitted> {
         Ok(lock)
     })?;
     let before = resident_bytes();
-    let outcomes = crew.run(ranks, |communicator| rank::train(&plan, communicator))?;
+    let outcomes = crew.run(ranks, |communicator| {
+        #[cfg(feature = "faults")]
+        let communicator = faults::around(communicator);
+        rank::train(&plan, communicator)
+    })?;
     if lock.is_none() {
         return Ok(Fitted::Elsewhere);
     }
@@ -333,7 +339,16 @@ pub(crate) fn run_ranks<T: Send>(
     ranks: usize,
     body: impl Fn(LocalCommunicator) -> Result<T> + Sync,
 ) -> Result<Vec<T>> {
-    local::run(ranks, body).map_err(|error| match error {
+    run_ranks_within(ranks, None, body)
+}
+
+/// As [`run_ranks`], with an end to all waiting.
+fn run_ranks_within<T: Send>(
+    ranks: usize,
+    patience: Option<Patience>,
+    body: impl Fn(LocalCommunicator) -> Result<T> + Sync,
+) -> Result<Vec<T>> {
+    local::run_within(ranks, patience, body).map_err(|error| match error {
         RunError::Failed { rank, source } => Error::Rank {
             rank,
             source: Box::new(source),

@@ -6,13 +6,15 @@ use terrashard_collectives::bootstrap::Output;
 
 use crate::arguments::{LaunchArguments, OutputFlag};
 use crate::error::Result;
-use crate::launching::{self, LaunchOptions};
+use crate::launching::{self, Again, LaunchOptions};
 
 pub(super) fn launch(arguments: LaunchArguments) -> Result<()> {
     let LaunchArguments {
         ranks,
         output,
         end_within,
+        restarts,
+        elastic,
         command,
     } = arguments;
     launching::launch(&LaunchOptions {
@@ -22,6 +24,11 @@ pub(super) fn launch(arguments: LaunchArguments) -> Result<()> {
             OutputFlag::All => Output::All,
         },
         end_within: Duration::from_secs(end_within),
+        restarts,
+        again: match elastic {
+            true => Again::OneFewer,
+            false => Again::AsMany,
+        },
         command,
     })
 }

@@ -1,20 +1,22 @@
-//! Where the ranks of a training are: threads of this process, or processes with a GPU each, of which this is one.
+//! Where the ranks of a training are: threads of this process, or processes, of which this is one.
 
-#[cfg(feature = "nccl")]
 use std::any::Any;
-#[cfg(feature = "nccl")]
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use terrashard_collectives::Communicator;
 use terrashard_collectives::bootstrap::Launched;
+use terrashard_collectives::local::Patience;
 #[cfg(feature = "nccl")]
 use terrashard_collectives::nccl::{NcclWorld, Options};
+use terrashard_collectives::sockets::World;
 
 use super::readers::Readers;
-use super::run_ranks;
+use super::run_ranks_within;
 use crate::config::{Device, Ranks};
+use crate::console::tell;
 use crate::error::{Error, Result};
+use crate::explanation::named;
 
 /// The ranks of a training.
 #[derive(Debug)]
@@ -23,7 +25,9 @@ pub(crate) enum Crew {
     Threads,
     /// The same, but a launcher has started this process as the only rank: more there are only where their number is asked for.
     Alone,
-    /// This process is one of them, as its launcher has said.
+    /// This process is one of them, as its launcher has said, on the processor.
+    Sockets(World),
+    /// This process is one of them, as its launcher has said, on a GPU.
     #[cfg(feature = "nccl")]
     Process(NcclWorld),
 }
@@ -33,7 +37,7 @@ impl Crew {
     ///
     /// # Errors
     /// [`Error::Collective`] for an environment that is half set, and for ranks that do not find each other;
-    /// [`Error::NotSupported`] and [`Error::NotInBuild`] for processes that compute on the processor.
+    /// [`Error::NotInBuild`] for processes on GPUs in a build for the processor.
     pub(crate) fn gather(device: Device) -> Result<Self> {
         match Launched::from_environment()? {
             Some(launched) if launched.ranks > 1 => Self::of_processes(&launched, device),
@@ -45,10 +49,10 @@ impl Crew {
     fn of_processes(launched: &Launched, device: Device) -> Result<Self> {
         match device {
             Device::Cuda => Self::on_gpus(launched),
-            Device::Cpu | Device::CpuLibTorch => Err(Error::NotSupported {
-                key: format!("rank {} of {} on the processor", launched.rank, launched.ranks),
-                remedy: "ranks on the processor are threads of one process: start it once, with `--ranks N`, or give it `--device cuda`".into(),
-            }),
+            Device::Cpu | Device::CpuLibTorch => {
+                let patience = Patience::from_environment(abandoned)?;
+                Ok(Self::Sockets(World::join(launched, patience)?))
+            }
         }
     }
 
@@ -67,36 +71,41 @@ impl Crew {
         })
     }
 
+    /// That of this process's rank; none where ranks are threads.
+    fn communicator(&self) -> Option<Arc<dyn Communicator>> {
+        match self {
+            Self::Threads | Self::Alone => None,
+            Self::Sockets(world) => Some(world.communicator()),
+            #[cfg(feature = "nccl")]
+            Self::Process(world) => Some(Arc::new(world.communicator())),
+        }
+    }
+
     /// How many there are, where a configuration asks for `ranks`.
     ///
     /// # Errors
     /// [`Error::InvalidValue`] if the launcher has started another number.
     pub(super) fn count(&self, ranks: Ranks, device: Device) -> Result<usize> {
-        match self {
-            Self::Threads => Ok(ranks.count(device)),
-            Self::Alone => Ok(match ranks {
+        match (self, self.processes()) {
+            (_, Some(processes)) => agreed(ranks, processes),
+            (Self::Alone, None) => Ok(match ranks {
                 Ranks::Auto => 1,
                 Ranks::Count(count) => count,
             }),
-            #[cfg(feature = "nccl")]
-            Self::Process(world) => agreed(ranks, world.communicator().ranks()),
+            (_, None) => Ok(ranks.count(device)),
         }
     }
 
     /// Whether rank 0 is in this process, which tells what is to be told once.
     pub(super) fn leads(&self) -> bool {
-        match self {
-            Self::Threads | Self::Alone => true,
-            #[cfg(feature = "nccl")]
-            Self::Process(world) => world.communicator().rank() == 0,
-        }
+        self.communicator().is_none_or(|own| own.rank() == 0)
     }
 
     /// The number among the GPUs of this process that its rank has; none where ranks are threads and count for
-    /// themselves.
+    /// themselves, or compute on the processor.
     pub(crate) fn gpu(&self) -> Option<usize> {
         match self {
-            Self::Threads | Self::Alone => None,
+            Self::Threads | Self::Alone | Self::Sockets(_) => None,
             #[cfg(feature = "nccl")]
             Self::Process(world) => Some(world.gpu()),
         }
@@ -104,17 +113,16 @@ impl Crew {
 
     /// How many processes a launcher has started as ranks; none where ranks are threads.
     pub(crate) fn processes(&self) -> Option<usize> {
-        match self {
-            Self::Threads | Self::Alone => None,
-            #[cfg(feature = "nccl")]
-            Self::Process(world) => Some(world.communicator().ranks()),
-        }
+        self.communicator().map(|own| own.ranks())
     }
 
     /// Those that a start from a checkpoint is checked by.
     pub(super) fn readers(&self) -> Readers {
         match self {
             Self::Threads | Self::Alone => Readers::Alone,
+            Self::Sockets(world) => {
+                Readers::Together(world.communicator(), burn::tensor::Device::flex())
+            }
             #[cfg(feature = "nccl")]
             Self::Process(world) => {
                 Readers::Together(Arc::new(world.communicator()), world.device())
@@ -128,56 +136,65 @@ impl Crew {
     /// # Errors
     /// Those of `work`, and [`Error::Collective`].
     pub(super) fn first<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<Option<T>> {
-        match self {
-            Self::Threads | Self::Alone => work().map(Some),
-            #[cfg(feature = "nccl")]
-            Self::Process(world) => {
-                let communicator = world.communicator();
-                communicator.barrier()?;
-                let done = match communicator.rank() {
-                    0 => Some(work()?),
-                    _ => None,
-                };
-                communicator.barrier()?;
-                Ok(done)
-            }
-        }
+        let Some(communicator) = self.communicator() else {
+            return work().map(Some);
+        };
+        communicator.barrier()?;
+        let done = match communicator.rank() {
+            0 => Some(work()?),
+            _ => None,
+        };
+        communicator.barrier()?;
+        Ok(done)
     }
 
     /// Runs a body on each rank that is here. The results of this process's ranks, the first of them that of the lowest.
     ///
     /// # Errors
-    /// That of the rank that failed first; where ranks are processes, this one's, which ends all of them.
+    /// [`Error::Rank`] and [`Error::Panicked`]: that of the rank that failed first; where ranks are processes, this one's, which ends
+    /// all of them.
     pub(crate) fn run<T: Send>(
         &self,
         ranks: usize,
         body: impl Fn(Arc<dyn Communicator>) -> Result<T> + Sync,
     ) -> Result<Vec<T>> {
-        match self {
-            Self::Threads | Self::Alone => {
-                run_ranks(ranks, |communicator| body(Arc::new(communicator)))
+        let Some(communicator) = self.communicator() else {
+            let patience = Some(Patience::from_environment(abandoned)?);
+            return run_ranks_within(ranks, patience, |communicator| body(Arc::new(communicator)));
+        };
+        let rank = communicator.rank();
+        // What a device cannot do is a panic, and memory that is used up is to be told in one line.
+        let done = catch_unwind(AssertUnwindSafe(|| body(communicator.clone())));
+        let done = done.unwrap_or_else(|payload| {
+            Err(Error::panicked(
+                format!("rank {rank}"),
+                panic_text(payload.as_ref()),
+            ))
+        });
+        done.map(|done| vec![done]).map_err(|error| {
+            // The others may wait for this rank.
+            communicator.abort(&error.to_string());
+            match error {
+                panicked @ (Error::Panicked { .. } | Error::DeviceMemory { .. }) => panicked,
+                other => Error::Rank {
+                    rank,
+                    source: Box::new(other),
+                },
             }
-            #[cfg(feature = "nccl")]
-            Self::Process(world) => {
-                let communicator = world.communicator();
-                // What a device cannot do is a panic, and memory that is used up is to be told in one line.
-                let own = AssertUnwindSafe(|| body(Arc::new(communicator.clone())));
-                let done = catch_unwind(own).unwrap_or_else(|payload| {
-                    let who = format!("rank {}", communicator.rank());
-                    Err(Error::panicked(who, panic_text(payload.as_ref())))
-                });
-                if let Err(error) = &done {
-                    // The others may wait for this rank.
-                    communicator.abort(&error.to_string());
-                }
-                done.map(|done| vec![done])
-            }
-        }
+        })
     }
 }
 
+/// Ends this process, in which a rank's thread will not end: nothing else can end it.
+fn abandoned(error: &terrashard_collectives::Error, words: &str) {
+    let code = named("collectives", error);
+    tell(&format!(
+        "error: {words}; it does not end, so the process does [{code}]"
+    ));
+    std::process::exit(1);
+}
+
 /// What a panic said.
-#[cfg(feature = "nccl")]
 fn panic_text(payload: &(dyn Any + Send)) -> String {
     let literal = payload.downcast_ref::<&str>().map(ToString::to_string);
     let text = literal.or_else(|| payload.downcast_ref::<String>().cloned());
@@ -185,7 +202,6 @@ fn panic_text(payload: &(dyn Any + Send)) -> String {
 }
 
 /// The number of processes, where a configuration asks for `ranks`.
-#[cfg(any(feature = "nccl", test))]
 fn agreed(ranks: Ranks, processes: usize) -> Result<usize> {
     match ranks {
         Ranks::Count(count) if count != processes => Err(Error::invalid(
@@ -202,18 +218,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranks_on_the_processor_are_threads() {
-        let launched = Launched {
-            rank: 1,
-            ranks: 2,
-            ..Launched::alone()
-        };
-        let error = Crew::of_processes(&launched, Device::Cpu).expect_err("it is a process");
-        let text = error.to_string();
-        assert!(
-            text.contains("rank 1 of 2") && text.contains("--ranks N"),
-            "{text}"
-        );
+    fn ranks_that_nobody_launched_are_threads() {
         let crew = Crew::Threads;
         assert_eq!(
             crew.count(Ranks::Count(3), Device::Cpu).expect("threads"),
@@ -226,6 +231,25 @@ mod tests {
         let sums = crew.run(2, |communicator| Ok(communicator.rank()));
         assert_eq!(sums.expect("no rank fails"), [0, 1]);
         assert_eq!(crew.first(|| Ok(7)).expect("it can"), Some(7));
+    }
+
+    #[test]
+    fn a_process_on_the_processor_is_a_rank() {
+        let patience = Patience::from_environment(abandoned).expect("the default, or a number");
+        let world = World::join(&Launched::alone(), patience).expect("it waits for nobody");
+        let crew = Crew::Sockets(world);
+        assert_eq!(
+            (crew.processes(), crew.leads(), crew.gpu()),
+            (Some(1), true, None)
+        );
+        assert_eq!(crew.first(|| Ok(7)).expect("it can"), Some(7));
+        let failed = crew
+            .run(1, |_| Err::<(), _>(Error::NoGpu))
+            .expect_err("it fails");
+        assert!(failed.to_string().starts_with("rank 0: "), "{failed}");
+        let panicked = crew.run(1, |_| -> Result<()> { panic!("lost") });
+        let text = panicked.expect_err("it panics").to_string();
+        assert_eq!(text, "rank 0 panicked: lost");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! One rank's training: the loop.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -90,6 +91,8 @@ pub(super) struct Rank<'a> {
     times: StepTimes,
     sent: SentBytes,
     skipped: u64,
+    #[cfg(feature = "faults")]
+    pub(super) stricken: super::faults::Stricken,
 }
 
 /// What became of a step.
@@ -181,41 +184,19 @@ impl<'a> Rank<'a> {
             times: StepTimes::default(),
             sent: SentBytes::default(),
             skipped: 0,
+            #[cfg(feature = "faults")]
+            stricken: super::faults::Stricken::Not,
         })
     }
 
     fn run(mut self) -> Result<Outcome> {
-        let every = self.plan.config.checkpoint.every;
         let (mut last_step, mut stopped_by) = (self.plan.start.step(), None);
         for step in self.plan.start.step() + 1..=self.plan.last_step {
-            let told = self.step(step)?;
-            self.hear(told.saving)?;
+            let made = self.make(step).map_err(|error| error.at_step(step))?;
             last_step = step;
-            if told.stop > 0.0 && step < self.plan.last_step {
-                let signal = self
-                    .plan
-                    .stop
-                    .signal()
-                    .unwrap_or("a signal to another rank");
-                stopped_by = Some(signal.to_owned());
-            }
-            let is_last = step == self.plan.last_step;
-            let is_saved = is_last || (every > 0 && step.is_multiple_of(every));
-            // Who asked for an end has little time.
-            if stopped_by.is_none() {
-                self.look(Made {
-                    step,
-                    cursors: self.plan.cursors(step),
-                    is_last,
-                    is_saved,
-                })?;
-            }
-            if is_last || stopped_by.is_some() {
-                self.save(step, Urgency::Now)?;
+            if let ControlFlow::Break(signal) = made {
+                stopped_by = signal;
                 break;
-            }
-            if is_saved {
-                self.save(step, Urgency::Later)?;
             }
         }
         self.times.add(&self.clock.take());
@@ -232,6 +213,37 @@ impl<'a> Rank<'a> {
             stopped_by,
             device_peak: self.plan.device.peak_bytes(self.gpu),
         })
+    }
+
+    /// A step with all that follows it: the training ends after the last one, or by a signal.
+    fn make(&mut self, step: u64) -> Result<ControlFlow<Option<String>>> {
+        #[cfg(feature = "faults")]
+        if super::faults::strike(self, step)?.is_break() {
+            return Ok(ControlFlow::Break(None));
+        }
+        let plan = self.plan;
+        let told = self.step(step)?;
+        self.hear(told.saving)?;
+        let is_last = step == plan.last_step;
+        if told.stop > 0.0 && !is_last {
+            // Who asked for an end has little time.
+            self.save(step, Urgency::Now)?;
+            let signal = plan.stop.signal().unwrap_or("a signal to another rank");
+            return Ok(ControlFlow::Break(Some(signal.to_owned())));
+        }
+        let every = plan.config.checkpoint.every;
+        let is_saved = is_last || (every > 0 && step.is_multiple_of(every));
+        self.look(Made {
+            step,
+            cursors: plan.cursors(step),
+            is_last,
+            is_saved,
+        })?;
+        if is_saved {
+            let urgency = [Urgency::Later, Urgency::Now][usize::from(is_last)];
+            self.save(step, urgency)?;
+        }
+        Ok(ControlFlow::Continue(()))
     }
 
     /// Measures the model and draws what it makes of a window, where it is time to, and tells. The training goes on as if nobody had
@@ -269,7 +281,7 @@ impl<'a> Rank<'a> {
         Ok(())
     }
 
-    fn save(&mut self, step: u64, urgency: Urgency) -> Result<()> {
+    pub(super) fn save(&mut self, step: u64, urgency: Urgency) -> Result<()> {
         let Some(saves) = &mut self.saves else {
             return Ok(());
         };
@@ -336,6 +348,8 @@ impl<'a> Rank<'a> {
             clock.measure(Phase::Compute, || -> Result<()> {
                 let losses = self.forward(step, batch, &normalizers);
                 sums.add(&losses);
+                #[cfg(feature = "faults")]
+                let losses = super::faults::losses(self.stricken, losses);
                 Ok(self.optimizer.backward(losses.total)?)
             })?;
             self.clock = clock;

@@ -15,13 +15,6 @@ pub(super) enum Readers {
     /// This process, whose threads the ranks are.
     Alone,
     /// One process for each rank.
-    #[cfg_attr(
-        not(any(feature = "nccl", test)),
-        expect(
-            dead_code,
-            reason = "ranks are processes with the feature `nccl` alone"
-        )
-    )]
     Together(Arc<dyn Communicator>, Device),
 }
 

@@ -129,10 +129,15 @@ impl SumOverRanks for RankSums {
             .communicator
             .all_reduce(tensor)
             .and_then(|pending| pending.wait());
-        // A failed group fails every later call as well, so the error comes back from the end of the step.
-        let Ok(summed) = summed else { return };
-        if let Ok(summed) = summed.into_data().try_to_vec::<f64>() {
-            values.copy_from_slice(&summed);
+        let summed = summed.map_err(|error| error.to_string()).and_then(|sum| {
+            let values = sum.into_data().try_to_vec::<f64>();
+            values.map_err(|error| format!("{error:?}"))
+        });
+        match summed {
+            Ok(summed) => values.copy_from_slice(&summed),
+            // Nothing can be returned from here. A failed group fails every later call as well, so the error comes back from the end
+            // of the step, also where it was this rank's alone.
+            Err(reason) => self.communicator.abort(&reason),
         }
     }
 }

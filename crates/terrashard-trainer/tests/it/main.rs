@@ -22,6 +22,7 @@ mod panels;
 mod plan;
 mod predicted;
 mod products;
+mod recovery;
 mod reports;
 mod resident;
 mod resume;
