@@ -1,6 +1,8 @@
 //! The conformance suite on ranks that talk over TCP, and what happens when one of them does not do what the others do. Ranks are threads
 //! here, each with a world of its own, as processes have.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::net::TcpListener;
 use std::thread;
 use std::time::Duration;

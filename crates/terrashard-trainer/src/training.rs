@@ -54,7 +54,7 @@ use crate::error::{Error, Result};
 use crate::planning::dry_run::Footprint;
 use crate::planning::{self, PlanOptions};
 use crate::process_memory::{peak_rss_bytes, resident_bytes};
-use crate::record::{Display, HeldBytes, MeasuredPeak, SessionRecord, counted};
+use crate::record::{Display, HeldBytes, MeasuredPeak, Progress, SessionRecord, counted};
 use crate::run_directory::{RunDirectory, replace};
 pub(crate) use crew::Crew;
 use initial::InitialValues;
@@ -143,6 +143,15 @@ impl Plan<'_> {
 
     fn shape(&self) -> BatchShape {
         self.batch.shape()
+    }
+
+    /// Tells of what went wrong while the run goes on: also where it is to be quiet, as errors are.
+    fn warn(&self, progress: Option<&Progress>, warning: &str) {
+        let line = format!("warning: {warning}");
+        match (progress, self.display) {
+            (Some(progress), Display::Auto) => progress.say(&line),
+            _ => tell(&line),
+        }
     }
 
     /// What a run says at its start.

@@ -26,7 +26,7 @@ pub(crate) enum Crew {
     /// The same, but a launcher has started this process as the only rank: more there are only where their number is asked for.
     Alone,
     /// This process is one of them, as its launcher has said, on the processor.
-    Sockets(World),
+    Sockets(Box<World>),
     /// This process is one of them, as its launcher has said, on a GPU.
     #[cfg(feature = "nccl")]
     Process(NcclWorld),
@@ -51,7 +51,7 @@ impl Crew {
             Device::Cuda => Self::on_gpus(launched),
             Device::Cpu | Device::CpuLibTorch => {
                 let patience = Patience::from_environment(abandoned)?;
-                Ok(Self::Sockets(World::join(launched, patience)?))
+                Ok(Self::Sockets(Box::new(World::join(launched, patience)?)))
             }
         }
     }
@@ -237,7 +237,7 @@ mod tests {
     fn a_process_on_the_processor_is_a_rank() {
         let patience = Patience::from_environment(abandoned).expect("the default, or a number");
         let world = World::join(&Launched::alone(), patience).expect("it waits for nobody");
-        let crew = Crew::Sockets(world);
+        let crew = Crew::Sockets(Box::new(world));
         assert_eq!(
             (crew.processes(), crew.leads(), crew.gpu()),
             (Some(1), true, None)
