@@ -54,7 +54,7 @@ use crate::error::{Error, Result};
 use crate::planning::dry_run::Footprint;
 use crate::planning::{self, PlanOptions};
 use crate::process_memory::{peak_rss_bytes, resident_bytes};
-use crate::record::{Display, HeldBytes, MeasuredPeak, Progress, SessionRecord, counted};
+use crate::record::{Display, HeldBytes, MeasuredPeak, SessionRecord, counted};
 use crate::run_directory::{RunDirectory, replace};
 pub(crate) use crew::Crew;
 use initial::InitialValues;
@@ -95,6 +95,12 @@ pub enum Fitted {
         step: u64,
     },
 }
+
+/// Batches that a loader prepares at once, at least and at most.
+const PREFETCH: std::ops::RangeInclusive<usize> = 2..=8;
+
+/// Bytes that these take up at most, where they are more than the least.
+const PREFETCH_BYTES: usize = 2 << 30;
 
 /// Everything that the ranks share. Nothing of it changes while they run.
 #[derive(Debug)]
@@ -143,15 +149,6 @@ impl Plan<'_> {
 
     fn shape(&self) -> BatchShape {
         self.batch.shape()
-    }
-
-    /// Tells of what went wrong while the run goes on: also where it is to be quiet, as errors are.
-    fn warn(&self, progress: Option<&Progress>, warning: &str) {
-        let line = format!("warning: {warning}");
-        match (progress, self.display) {
-            (Some(progress), Display::Auto) => progress.say(&line),
-            _ => tell(&line),
-        }
     }
 
     /// What a run says at its start.
@@ -295,7 +292,7 @@ pub fn fit(config: &Config, options: &FitOptions) -> Result<Fitted> {
         predicted_sent: predicted.sent,
         peak_rss_bytes: peak_rss_bytes(),
         foretold: Some(predicted.own),
-        prepared: rank::prefetch(&plan, ranks),
+        prepared: prefetch(&plan, ranks),
         measured_peak: match outcomes
             .iter()
             .filter_map(|outcome| outcome.device_peak)
@@ -341,6 +338,15 @@ fn samples(config: &Config, ranks: usize) -> Result<Samples> {
         validation,
         panels: Panels::of(config, &dataset)?,
     })
+}
+
+/// How many batches are prepared at once: as many as there are processors for, half of them, which `ranks` share, and memory.
+fn prefetch(plan: &Plan<'_>, ranks: usize) -> usize {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    // Processes that share a host see all of its processors, as do ranks of other hosts, who have more.
+    let threads = processors / 2 / ranks.max(1);
+    let fits = PREFETCH_BYTES / plan.chips.batch_bytes(plan.batch.micro).max(1);
+    threads.min(fits).clamp(*PREFETCH.start(), *PREFETCH.end())
 }
 
 /// Runs a body on each rank; the error is that of the rank that failed first.

@@ -31,12 +31,6 @@ use crate::error::{Error, Result};
 use crate::record::{HeldBytes, SentBytes, StepRecord, StepTimes};
 use crate::schedule::learning_rate;
 
-/// Batches that a loader prepares at once, at least and at most.
-const PREFETCH: std::ops::RangeInclusive<usize> = 2..=8;
-
-/// Bytes that these take up at most, where they are more than the least.
-const PREFETCH_BYTES: usize = 2 << 30;
-
 /// What a rank has to tell at the end.
 #[derive(Debug)]
 pub(super) struct Outcome {
@@ -61,15 +55,6 @@ pub(super) struct Outcome {
 /// Trains from the plan's start to its last step.
 pub(super) fn train(plan: &Plan<'_>, communicator: Arc<dyn Communicator>) -> Result<Outcome> {
     Rank::new(plan, communicator)?.run()
-}
-
-/// How many batches are prepared at once: as many as there are processors for, half of them, which `ranks` share, and memory.
-pub(super) fn prefetch(plan: &Plan<'_>, ranks: usize) -> usize {
-    let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    // Processes that share a host see all of its processors, as do ranks of other hosts, who have more.
-    let threads = processors / 2 / ranks.max(1);
-    let fits = PREFETCH_BYTES / plan.chips.batch_bytes(plan.batch.micro).max(1);
-    threads.min(fits).clamp(*PREFETCH.start(), *PREFETCH.end())
 }
 
 /// One rank of a training.
@@ -149,7 +134,7 @@ impl<'a> Rank<'a> {
             cursor: plan.start.cursor(),
             end: plan.end,
             steps: Some(plan.last_step - plan.start.step()),
-            prefetch: prefetch(plan, ranks),
+            prefetch: super::prefetch(plan, ranks),
         };
         let feed = Feed::new(
             Loader::new(plan.chips.clone(), plan.order, options)?,
