@@ -9,6 +9,7 @@ mod bench;
 mod book;
 mod ci;
 mod compare;
+mod coverage;
 mod demo;
 mod deny;
 mod doc;
@@ -51,6 +52,8 @@ enum Command {
     Tidy,
     /// The parts of the documentation that are made of the sources: the codes of errors, the keys of a configuration.
     Reference,
+    /// The share of lines that tests run of the crates whose faults lose work. Needs `cargo-tarpaulin`.
+    Coverage(coverage::Args),
     /// Licences, versions, known weaknesses and sources of all dependencies. Needs `cargo-deny`, and the network unless `--offline`.
     Deny(deny::Args),
     /// The kernels of the host optimizer under the address sanitizer. Needs a nightly compiler, on Linux.
@@ -86,6 +89,7 @@ fn main() -> ExitCode {
         Command::Ci(args) => ci::run(&args),
         Command::Tidy => tidy::run(),
         Command::Reference => reference::run(),
+        Command::Coverage(args) => coverage::run(&args),
         Command::Deny(args) => deny::run(&args),
         Command::Sanitize => sanitize::run(),
         Command::Book(args) => book::run(&args),
