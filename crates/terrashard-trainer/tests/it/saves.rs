@@ -299,7 +299,8 @@ fn h12_an_image_that_goes_bad_under_one_rank_ends_all_with_one_line() {
     let scenario = Scenario::new();
     let settings = ["--ranks", "3", "--stage", "2", "--set"];
     let uncached = ["data.cache_bytes=0", "--set", "checkpoint.every=1"];
-    let child = at_step(&scenario, 2, &[&settings[..], &uncached].concat());
+    // While step 4 is told, the save of step 2 has ended.
+    let child = at_step(&scenario, 4, &[&settings[..], &uncached].concat());
     let path = scenario.path("image.tif");
     let length = fs::metadata(&path).unwrap().len() as usize;
     let mut file = fs::OpenOptions::new().write(true).open(path).unwrap();
