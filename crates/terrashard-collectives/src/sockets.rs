@@ -1,6 +1,6 @@
 //! Ranks that are processes and talk over TCP: no library, no GPU, one host or several.
 //!
-//! Rank 0 keeps a [`local`](crate::local) group with a member for each rank. A thread of it stands for each other process: it makes
+//! Rank 0 keeps a [`local`] group with a member for each rank. A thread of it stands for each other process: it makes
 //! the calls that come in from there and sends back what they yield. So sums, their order and all errors are those of `local`, and
 //! what ranks need of each other passes through rank 0: right for tests, recovery and small models, not for bandwidth.
 //!
