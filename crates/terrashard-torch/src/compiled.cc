@@ -5,6 +5,7 @@
 
 #include "compiled_types.h"
 #include "graph.h"
+#include "library.h"
 
 #include <c10/util/Exception.h>
 
@@ -63,12 +64,6 @@ struct Libraries {
       if (void* library = dlopen(name, RTLD_NOW)) return library;
     }
     return nullptr;
-  }
-
-  template <typename F>
-  static bool find(void* library, const char* name, F& function) {
-    function = reinterpret_cast<F>(dlsym(library, name));
-    return function != nullptr;
   }
 };
 

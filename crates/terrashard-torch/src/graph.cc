@@ -10,6 +10,7 @@
 #include "graph.h"
 
 #include "guarded.h"
+#include "library.h"
 #include "views.h"
 
 #include <ATen/DeviceAccelerator.h>
@@ -81,12 +82,6 @@ struct Functions {
             find(torch, "_ZN2at4cuda9CUDAGraph19raw_cuda_graph_execEv", executable) &&
             find(torch, "_ZN2at4cuda9CUDAGraphD1Ev", destroy) && find(torch, "_ZN2at4cuda17graph_pool_handleEv", pool) &&
             find(driver, "cuGraphLaunch", launch) && find(driver, "cuMemGetInfo_v2", memory);
-  }
-
-  template <typename F>
-  static bool find(void* library, const char* name, F& function) {
-    function = reinterpret_cast<F>(dlsym(library, name));
-    return function != nullptr;
   }
 };
 

@@ -4,6 +4,7 @@
 #include "products.h"
 
 #include "graph.h"
+#include "library.h"
 #include "views.h"
 
 #include <ATen/ops/addmm.h>
@@ -78,12 +79,6 @@ struct Library {
             find(all, "cublasLtMatmulPreferenceSetAttribute", set_preference) &&
             find(all, "cublasLtMatmulPreferenceDestroy", drop_preference) &&
             find(all, "cublasLtMatmulAlgoGetHeuristic", choose) && find(all, "cublasLtMatmul", multiply);
-  }
-
-  template <typename F>
-  static bool find(void* library, const char* name, F& function) {
-    function = reinterpret_cast<F>(dlsym(library, name));
-    return function != nullptr;
   }
 };
 
