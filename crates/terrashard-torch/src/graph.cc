@@ -109,6 +109,9 @@ class Graph {
 using Form = std::vector<int64_t>;
 using Places = c10::SmallVector<const void*, 24>;
 
+// No memory for any output, without taking some for that: also what never runs by a graph passes here.
+using Anywhere = c10::SmallVector<Tensor, 16>;
+
 // The memory of what a call gives out. One for all graphs of a layer's calls of one form: when an input moves and another graph is made,
 // the inputs of what comes after do not.
 class Results {
@@ -275,7 +278,7 @@ std::unique_ptr<Record> recorded(const Task& task, Registry& registry, const Lay
                                  std::shared_ptr<const Results> results, Body body) {
   const auto& it = Functions::get();
   auto record = std::make_unique<Record>();
-  const std::vector<Tensor> anywhere(task.outs);
+  const Anywhere anywhere(task.outs);
   body(task.inputs.data(), anywhere.data());
   const std::vector<Tensor*> given_out(task.out, task.out + task.outs);
   record->copies.resize(task.moving);
@@ -401,7 +404,7 @@ void limit_graphs(int64_t bytes) { most_bytes = bytes; }
 
 void by_graph(const Task& task, Body body) {
   if (is_run(task, body)) return;
-  const std::vector<Tensor> anywhere(task.outs);
+  const Anywhere anywhere(task.outs);
   body(task.inputs.data(), anywhere.data());
 }
 

@@ -225,7 +225,10 @@ impl<'a> Rank<'a> {
             is_saved,
         })?;
         if is_saved {
-            let urgency = [Urgency::Later, Urgency::Now][usize::from(is_last)];
+            let urgency = match is_last {
+                true => Urgency::Now,
+                false => Urgency::Later,
+            };
             self.save(step, urgency)?;
         }
         Ok(ControlFlow::Continue(()))

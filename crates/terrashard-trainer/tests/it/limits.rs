@@ -3,25 +3,18 @@
 #![cfg(target_os = "linux")]
 
 use std::fs;
-use std::process::{Command, Output};
 
 use crate::scenario::Scenario;
 
-/// Runs the program under a limit of the shell's `ulimit`: `-f` in blocks of 512 bytes, `-v` in kibibytes.
-fn limited(scenario: &Scenario, limit: &str, arguments: &[&str]) -> (Option<i32>, String) {
-    // A file that grows too long is to be an error, as a full disk is, and no signal.
-    let script = format!("trap '' XFSZ; ulimit {limit} && exec \"$0\" \"$@\"");
-    let output: Output = Command::new("sh")
-        .args(["-c", &script, env!("CARGO_BIN_EXE_terrashard")])
-        .args(arguments)
-        .current_dir(scenario.path(""))
-        .output()
-        .unwrap();
-    (
-        output.status.code(),
-        String::from_utf8(output.stderr).unwrap(),
-    )
-}
+/// Maps what a run has learned.
+const PREDICT: [&str; 6] = [
+    "predict",
+    "image.tif",
+    "-o",
+    "map.tif",
+    "--checkpoint",
+    "run",
+];
 
 /// The names in a folder, hidden ones too.
 fn names(scenario: &Scenario, folder: &str) -> Vec<String> {
@@ -49,11 +42,7 @@ fn a_full_disk_costs_no_checkpoint_and_is_not_kept_full() {
     let before = names(&scenario, "run/checkpoints");
     // 32 KiB hold all but a checkpoint.
     for ranks in ["1", "3"] {
-        let (code, told) = limited(
-            &scenario,
-            "-f 64",
-            &[&FIT[..], &["--ranks", ranks]].concat(),
-        );
+        let (code, told) = scenario.limited("-f 64", &[&FIT[..], &["--ranks", ranks]].concat());
         assert_eq!(code, Some(1), "{told}");
         let errors = errors(&told);
         assert!(
@@ -66,7 +55,7 @@ fn a_full_disk_costs_no_checkpoint_and_is_not_kept_full() {
     }
     // The run goes on without the saves on its way, but not without the last.
     let on = ["--set", "checkpoint.on_failure=continue", "--quiet"];
-    let (code, told) = limited(&scenario, "-f 64", &[&FIT[..], &on].concat());
+    let (code, told) = scenario.limited("-f 64", &[&FIT[..], &on].concat());
     assert_eq!(code, Some(1), "{told}");
     assert!(told.contains("warning: step 4 was not saved"), "{told}");
     assert!(errors(&told)[0].contains(".step-000006.tmp"), "{told}");
@@ -108,7 +97,7 @@ fn a_full_disk_leaves_no_half_of_a_file() {
     ];
     for (name, arguments) in commands {
         // 512 bytes: less than any of what they write.
-        let (code, told) = limited(&scenario, "-f 1", &arguments);
+        let (code, told) = scenario.limited("-f 1", &arguments);
         assert_eq!(code, Some(1), "{name}: {told}");
         assert_eq!(errors(&told).len(), 1, "{name}: {told}");
         let made: Vec<String> = names(&scenario, "")
@@ -137,17 +126,9 @@ fn a_full_disk_leaves_no_half_of_a_file() {
 fn too_few_open_files_are_told_with_what_raises_them() {
     let scenario = Scenario::new();
     scenario.fit("run", None, &["train.steps=2"]);
-    let predict = [
-        "predict",
-        "image.tif",
-        "-o",
-        "map.tif",
-        "--checkpoint",
-        "run",
-    ];
     let mut refused = 0;
     for limit in 4..16 {
-        let (code, told) = limited(&scenario, &format!("-n {limit}"), &predict);
+        let (code, told) = scenario.limited(&format!("-n {limit}"), &PREDICT);
         if code == Some(0) {
             break;
         }
@@ -170,18 +151,10 @@ fn too_few_open_files_are_told_with_what_raises_them() {
 fn too_little_memory_ends_and_leaves_no_half_of_a_file() {
     let scenario = Scenario::new();
     scenario.fit("run", None, &["train.steps=2"]);
-    let predict = [
-        "predict",
-        "image.tif",
-        "-o",
-        "map.tif",
-        "--checkpoint",
-        "run",
-    ];
     let mut refused = 0;
     for mebibytes in [16, 24, 32, 48, 64, 96, 192, 384, 768] {
         let limit = format!("-v {}", mebibytes << 10);
-        let (code, told) = limited(&scenario, &limit, &predict);
+        let (code, told) = scenario.limited(&limit, &PREDICT);
         if code == Some(0) {
             break;
         }

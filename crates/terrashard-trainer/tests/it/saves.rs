@@ -74,23 +74,6 @@ fn the_best_are_kept_beside_the_newest() {
     assert_eq!(best.state().score, Some(losses[ranked[0] as usize - 1]));
 }
 
-/// The program where no file may be longer than some blocks of 512 bytes, as on a disk that is full.
-fn limited(scenario: &Scenario, blocks: usize, arguments: &[&str]) -> (Option<i32>, String) {
-    let mut command = Command::new("sh");
-    // Without the trap the signal that comes with the error would end the program.
-    let script = format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$0\" \"$@\"");
-    command.args(["-c", &script, env!("CARGO_BIN_EXE_terrashard")]);
-    let output = command
-        .args(arguments)
-        .current_dir(scenario.path(""))
-        .output()
-        .unwrap();
-    (
-        output.status.code(),
-        String::from_utf8(output.stderr).unwrap(),
-    )
-}
-
 #[test]
 fn a_full_disk_ends_the_run_or_not_as_is_set_and_never_harms_the_checkpoint_before() {
     let scenario = Scenario::new();
@@ -106,7 +89,7 @@ fn a_full_disk_ends_the_run_or_not_as_is_set_and_never_harms_the_checkpoint_befo
             ];
             arguments.extend(["--set", "checkpoint.every=2", "--set", asynchronous]);
             arguments.extend(more);
-            limited(&scenario, blocks, &arguments)
+            scenario.limited(&format!("-f {blocks}"), &arguments)
         };
         let (code, told) = fit("first", &["--quiet"]);
         assert_eq!((code, told.lines().count()), (Some(1), 1), "{told}");

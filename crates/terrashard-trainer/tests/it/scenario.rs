@@ -198,6 +198,23 @@ impl Scenario {
         self.command(arguments).output().unwrap()
     }
 
+    /// Runs the program under a limit of the shell's `ulimit`: `-f` in blocks of 512 bytes, `-v` in kibibytes. The exit code, and what it
+    /// said on stderr.
+    pub(crate) fn limited(&self, limit: &str, arguments: &[&str]) -> (Option<i32>, String) {
+        // A file that grows too long is to be an error, as a full disk is, and no signal.
+        let script = format!("trap '' XFSZ; ulimit {limit} && exec \"$0\" \"$@\"");
+        let output = Command::new("sh")
+            .args(["-c", &script, env!("CARGO_BIN_EXE_terrashard")])
+            .args(arguments)
+            .current_dir(self.folder.path())
+            .output()
+            .unwrap();
+        (
+            output.status.code(),
+            String::from_utf8(output.stderr).unwrap(),
+        )
+    }
+
     /// The program in the scenario's folder, to be run.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(Path::new(env!("CARGO_BIN_EXE_terrashard")));
