@@ -64,4 +64,17 @@ mod tests {
         );
         check("stages.0", "stages.00", false);
     }
+
+    #[test]
+    fn matrices_and_vectors_are_told_by_their_dimensions() {
+        for (shape, is_matrix) in [
+            (&[][..], false),
+            (&[7], false),
+            (&[1, 1], true),
+            (&[8, 3, 3, 3], true),
+        ] {
+            assert_eq!(Select::Matrices.picks("any", shape), is_matrix);
+            assert_eq!(Select::Vectors.picks("any", shape), !is_matrix);
+        }
+    }
 }

@@ -376,3 +376,113 @@ fn elements_mut<T: Element>(data: &mut TensorData) -> &mut [T] {
     data.as_mut_slice()
         .expect("the element type was chosen by the data's own")
 }
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Device;
+
+    use super::*;
+
+    fn values(count: usize, factor: usize) -> Vec<f64> {
+        let value = |i: usize| ((i * factor) % 17) as f64 * 0.25 - 2.0;
+        (0..count).map(value).collect()
+    }
+
+    /// Three updates by operations on tensors are those in host memory, which other tests compare with the rule by hand.
+    #[track_caller]
+    fn check(rule: Optimizer, compute: ElementType, separate: bool) {
+        let (count, device) = (37, Device::flex());
+        let master = match compute {
+            ElementType::F64 => DType::F64,
+            _ => DType::F32,
+        };
+        let data = |values: Vec<f64>| TensorData::from(values.as_slice()).convert_dtype(master);
+        let state = |there: bool, values: Vec<f64>| there.then(|| data(values));
+        let (m, v) = match rule {
+            Optimizer::AdamW(_) => (true, true),
+            Optimizer::Sgd(rule) => (rule.momentum > 0.0, false),
+        };
+        let mut host = Part {
+            master: state(separate, values(count, 5)),
+            m: state(m, vec![0.0; count]),
+            v: state(v, vec![0.0; count]),
+            ema: Some(data(values(count, 5))),
+        };
+        let lift = |data: TensorData| {
+            let element = data.dtype();
+            Tensor::<1>::from_data(data, (&device, element))
+        };
+        let mut tensors = host.clone().map(lift);
+        let mut parameter = (!separate).then(|| data(values(count, 5)));
+        for step in 1..=3 {
+            let update = Update {
+                rule,
+                lr: 0.05,
+                weight_decay: rule.weight_decay(),
+                step,
+                gradient_factor: if step == 2 { 0.5 } else { 1.0 },
+                ema: Some(0.75),
+                compute,
+                #[cfg(feature = "tch")]
+                gate: None,
+            };
+            let gradient = data(values(count, 7 + step as usize));
+            let before = parameter.clone().map(lift);
+            let on_device = update
+                .on_device(&mut tensors, before, lift(gradient.clone()))
+                .unwrap();
+            let in_host = update.in_host_memory(&mut host, parameter.take(), (&gradient).into());
+            assert_eq!(on_device.dtype(), parameters::dtype(compute));
+            let what = format!("{rule:?}, {compute:?}, step {step}");
+            close(&on_device.into_data(), &in_host, &what);
+            let states = host.states().zip(tensors.states());
+            for (host, tensor) in states {
+                close(&tensor.clone().into_data(), host, &what);
+            }
+            assert_eq!(host.states().count(), tensors.states().count(), "{what}");
+            parameter = (!separate).then_some(in_host);
+        }
+    }
+
+    fn close(got: &TensorData, expected: &TensorData, what: &str) {
+        assert_eq!(got.dtype(), expected.dtype(), "{what}");
+        let bound = match got.dtype() {
+            DType::F64 => 1e-14,
+            DType::F32 => 1e-6,
+            // A last bit, where masters differ in theirs.
+            _ => 8e-3,
+        };
+        for (got, expected) in got.iter::<f64>().zip(expected.iter::<f64>()) {
+            let far = (got - expected).abs();
+            assert!(
+                far <= bound * (1.0 + expected.abs()),
+                "{what}: {got}, not {expected}"
+            );
+        }
+    }
+
+    #[test]
+    fn operations_on_tensors_update_as_host_memory_does() {
+        let sgd = |momentum, nesterov, weight_decay| {
+            Optimizer::Sgd(Sgd {
+                momentum,
+                nesterov,
+                weight_decay,
+            })
+        };
+        for rule in [
+            Optimizer::AdamW(AdamW::default()),
+            sgd(0.0, false, 0.0),
+            sgd(0.0, false, 0.125),
+            sgd(0.75, false, 0.0),
+            sgd(0.75, true, 0.125),
+        ] {
+            check(rule, ElementType::F64, false);
+            check(rule, ElementType::F32, false);
+            // As where states are offloaded and parameters are not.
+            check(rule, ElementType::F32, true);
+            check(rule, ElementType::Bf16, true);
+            check(rule, ElementType::F16, true);
+        }
+    }
+}

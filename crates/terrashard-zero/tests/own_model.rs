@@ -9,7 +9,8 @@ use burn::tensor::{Device, Tensor};
 use terrashard_collectives::{Communicator, local};
 use terrashard_layout::Stage;
 use terrashard_zero::{
-    Blocks, Error, Recompute, Reduction, StateKind, StepOutcome, Trainable, Training, ZeroConfig,
+    Blocks, Error, Progress, Recompute, Reduction, StateKind, StepOutcome, Trainable, Training,
+    ZeroConfig,
 };
 
 const STAGES: [Stage; 4] = [Stage::Zero, Stage::One, Stage::Two, Stage::Three];
@@ -212,6 +213,108 @@ fn a_model_of_ones_own_trains_at_every_stage_as_on_one_rank() {
         for found in train(2, stage, 2, Recompute::Keep) {
             close(&found, alone, &format!("stage {stage}, two micro-batches"));
         }
+    }
+}
+
+/// The same model, whose parts enter the graph by themselves and whose loss is a sum.
+#[derive(Module, Debug)]
+struct Summed {
+    net: Regressor,
+}
+
+impl Trainable for Summed {
+    type Batch = (Tensor<2>, Tensor<2>);
+
+    fn loss(&self, (x, y): Self::Batch, blocks: &Blocks<'_>) -> Tensor<1> {
+        let hidden = blocks.enter(&self.net.stem, &x).forward(x).tanh();
+        let mean = blocks.enter(&self.net.mean, &hidden).forward(hidden);
+        (mean - y).powi_scalar(2).sum()
+    }
+}
+
+#[test]
+fn a_loss_that_is_a_sum_is_told_as_the_sum_of_all_ranks() {
+    let run = |ranks: usize, accumulate: usize| {
+        let results = local::run(ranks, |communicator| -> Result<_, Error> {
+            let device = Device::flex();
+            let config = ZeroConfig {
+                accumulate,
+                reduction: Reduction::Sum,
+                ..ZeroConfig::default()
+            };
+            let rank = communicator.rank();
+            let model = Summed {
+                net: Regressor::new(&device),
+            };
+            let mut training = Training::new(model, config, communicator, &device)?;
+            let micro = SAMPLES / ranks / accumulate;
+            let mut losses = Vec::new();
+            for _ in 0..3 {
+                let batches = (0..accumulate).map(|number| {
+                    let start = (rank * accumulate + number) * micro;
+                    batch(start..start + micro, &device.clone().autodiff())
+                });
+                losses.push(training.step(1e-2, batches.collect::<Vec<_>>())?.loss);
+            }
+            // The optimizer's own calls are there, too: from its first step, a training trains as new.
+            let start = training.progress();
+            assert_eq!(start.steps, 3);
+            let fresh = Regressor::new(&device).mean.weight.val().into_data();
+            let moments = training.whole_states(StateKind::Momentum)?;
+            assert!(!moments.is_empty());
+            training.load(Progress { steps: 0, ..start }, &|_, _, interval| {
+                Ok(vec![0; 4 * interval.len()])
+            })?;
+            assert_eq!(training.steps(), 0);
+            let zeros = training.model()?.net.mean.weight.val().into_data();
+            assert!(zeros.iter::<f32>().all(|value| value == 0.0) && zeros != fresh);
+            Ok(losses)
+        });
+        results.unwrap()
+    };
+    let alone = run(1, 1).swap_remove(0);
+    assert!(alone[2] < alone[0]);
+    // By hand: with all samples, the first loss is that of the model as it is made.
+    let device = Device::flex();
+    let model = Regressor::new(&device);
+    let (x, y) = batch(0..SAMPLES, &device);
+    let mean = model.mean.forward(model.stem.forward(x).tanh());
+    let first = (mean - y).powi_scalar(2).sum().into_scalar::<f64>();
+    assert!(
+        (alone[0] - first).abs() < 1e-5 * first,
+        "{} {first}",
+        alone[0]
+    );
+    for (ranks, accumulate) in [(2, 1), (2, 2), (4, 1)] {
+        for losses in run(ranks, accumulate) {
+            for (found, expected) in losses.iter().zip(&alone) {
+                let what = format!("{ranks} ranks, {accumulate}: {found}, not {expected}");
+                assert!((found - expected).abs() < 1e-5 * expected, "{what}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_module_of_an_autodiff_device_begins_with_its_values() {
+    let results = local::run(2, |communicator| -> Result<_, Error> {
+        let device = Device::flex();
+        let model = Summed {
+            net: Regressor::new(&device.clone().autodiff()),
+        };
+        let config = ZeroConfig::default();
+        let training = Training::new(model, config, communicator, &device)?;
+        let model = training.model()?;
+        assert!(!model.net.stem.weight.val().is_autodiff());
+        Ok(model.net.stem.weight.val().into_data())
+    });
+    let expected = Regressor::new(&Device::flex())
+        .stem
+        .weight
+        .val()
+        .into_data();
+    for found in results.unwrap() {
+        assert_eq!(found, expected);
     }
 }
 

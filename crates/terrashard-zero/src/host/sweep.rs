@@ -176,6 +176,20 @@ mod tests {
         [Arch::Scalar].into_iter().chain(others).collect()
     }
 
+    #[test]
+    fn the_instruction_set_is_the_best_of_those_there_are() {
+        let best = match archs().pop() {
+            #[cfg(target_arch = "x86_64")]
+            Some(Arch::V4(_)) => "AVX-512",
+            #[cfg(target_arch = "x86_64")]
+            Some(Arch::V3(_)) => "AVX2",
+            #[cfg(target_arch = "aarch64")]
+            Some(Arch::Neon(_)) => "NEON",
+            _ => "portable",
+        };
+        assert_eq!(instruction_set(), best);
+    }
+
     /// Numbers over twelve decades, both signs, none zero.
     fn numbers(n: usize, seed: u64) -> Vec<f64> {
         let mut state = seed;
