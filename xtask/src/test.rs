@@ -1,4 +1,5 @@
-//! `cargo xtask test`: all tests with one closing line over all test binaries, and some runs of `cargo xtask torture`.
+//! `cargo xtask test`: all tests with one closing line over all test binaries, those of reading from elsewhere with the feature that
+//! the default build lacks, and some runs of `cargo xtask torture`.
 
 use std::fmt;
 use std::time::Instant;
@@ -20,6 +21,9 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     let mut step = workspace::cargo(&["test", "--workspace", "--no-fail-fast"]);
+    // By itself: with the whole workspace it would build much of it a second time.
+    let cloud = workspace::cargo(&["test", "-p", "terrashard-raster", "--features", "cloud"])
+        .args(["--lib", "--test", "remote"]);
     if args.tch {
         step = with_libtorch(step, &LibTorch::found()?);
     }
@@ -28,7 +32,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     let started = Instant::now();
     let mut tally = Tally::default();
-    let result = step.run_lines(|line| tally.add(line));
+    let mut result = step.run_lines(|line| tally.add(line));
+    if !args.tch && args.args.is_empty() {
+        result = result.and(cloud.run_lines(|line| tally.add(line)));
+    }
     println!(
         "xtask test: {tally}, {:.1} s",
         started.elapsed().as_secs_f64()

@@ -6,6 +6,7 @@
 use std::path::{Component, Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use terrashard_raster::{is_url, resolved};
 
 use crate::{Error, Part, Result};
 
@@ -177,7 +178,7 @@ impl ChipIndex {
             let mut chip = feature.properties;
             chip.files
                 .paths()
-                .for_each(|path| *path = tidy(&folder.join(&*path)));
+                .for_each(|path| *path = tidy(&resolved(&folder, path)));
             chip.footprint = feature
                 .geometry
                 .and_then(|geometry| geometry.coordinates.into_iter().next());
@@ -187,7 +188,7 @@ impl ChipIndex {
         header
             .dropped
             .iter_mut()
-            .for_each(|chip| chip.image = tidy(&folder.join(&chip.image)));
+            .for_each(|chip| chip.image = tidy(&resolved(&folder, &chip.image)));
         Ok(Self {
             header,
             chips: collection.features.into_iter().map(chip).collect(),
@@ -234,6 +235,9 @@ fn folder(path: &Path) -> PathBuf {
 
 /// The path without `.` and, where names allow it, `..`.
 fn tidy(path: &Path) -> PathBuf {
+    if is_url(path) {
+        return path.to_owned();
+    }
     let mut tidied = PathBuf::new();
     for part in path.components() {
         match part {
@@ -251,6 +255,9 @@ fn tidy(path: &Path) -> PathBuf {
 
 /// The way to `path` from a folder; the path itself where nothing is common.
 fn relative(path: &Path, folder: &Path) -> PathBuf {
+    if is_url(path) {
+        return path.to_owned();
+    }
     let whole = tidy(&std::path::absolute(path).unwrap_or_else(|_| path.to_owned()));
     let common = whole
         .components()
@@ -368,6 +375,8 @@ mod tests {
         check("/a/b/c.tif", "/a/b", "c.tif");
         check("/a/c.tif", "/a/b/d", "../../c.tif");
         check("/x/c.tif", "/a/b", "/x/c.tif");
+        check("s3://a/b/c.tif", "/a/b", "s3://a/b/c.tif");
         assert_eq!(tidy(Path::new("/a/./b/../c")), Path::new("/a/c"));
+        assert_eq!(tidy(Path::new("s3://a/b")), Path::new("s3://a/b"));
     }
 }

@@ -152,6 +152,7 @@ mod tests {
         let limits = ReadLimits {
             window_bytes: 7,
             cache_bytes: 100,
+            ..ReadLimits::default()
         };
         let files = [
             "R10m/a_B02_10m.jp2",

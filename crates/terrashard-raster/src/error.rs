@@ -182,6 +182,18 @@ pub enum Error {
         /// Rows of the raster.
         rows: usize,
     },
+    /// A scene that lies elsewhere could not be reached or did not send what it was asked for.
+    #[error("{}: bytes {start} to {end}: {reason}", path.display())]
+    Remote {
+        /// The address, without credentials.
+        path: PathBuf,
+        /// The first byte asked for.
+        start: u64,
+        /// The first byte behind those asked for.
+        end: u64,
+        /// What went wrong.
+        reason: String,
+    },
     /// The operating system refused.
     #[error("{}: failed to {action}: {source}", path.display())]
     Io {

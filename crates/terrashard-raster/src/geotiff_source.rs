@@ -8,6 +8,8 @@ use std::sync::Arc;
 use geotiff_reader::GeoTiffFile;
 use tiff_reader::{Ifd, OpenOptions, TiffFile};
 
+#[cfg(feature = "cloud")]
+use crate::directories;
 use crate::gdal_metadata::{self, GdalMetadata};
 use crate::memory::{check_budget, check_window};
 use crate::opening::{ReadLimits, file_bytes};
@@ -58,6 +60,8 @@ enum StoredMask {
 struct OpenFile {
     path: PathBuf,
     handle: Handle,
+    /// Where pixels lie elsewhere than what the directories were read from.
+    pixels: Option<Box<TiffFile>>,
     stored: u64,
     limits: ReadLimits,
     overviews: Vec<Ifd>,
@@ -68,11 +72,31 @@ enum Handle {
     Plain(Box<TiffFile>),
 }
 
+impl Handle {
+    /// Reads the directories in the file `at`, which errors name as `path`.
+    fn open(at: &Path, path: &Path, stored: u64, options: OpenOptions) -> Result<Self> {
+        let damaged = |error| decode_error(path, stored, None, error);
+        match GeoTiffFile::open_with_options(at, options) {
+            Ok(file) => Ok(Self::Georeferenced(Box::new(file))),
+            Err(geotiff_reader::Error::NotGeoTiff) => {
+                let file = TiffFile::open_with_options(at, options).map_err(damaged)?;
+                Ok(Self::Plain(Box::new(file)))
+            }
+            Err(geotiff_reader::Error::Tiff(error)) => Err(damaged(error)),
+            Err(error) => Err(Error::Damaged {
+                path: path.to_owned(),
+                source: Box::new(error),
+            }),
+        }
+    }
+}
+
 impl OpenFile {
     fn tiff(&self) -> &TiffFile {
-        match &self.handle {
-            Handle::Georeferenced(file) => file.tiff(),
-            Handle::Plain(file) => file,
+        match (&self.pixels, &self.handle) {
+            (Some(pixels), _) => pixels,
+            (None, Handle::Georeferenced(file)) => file.tiff(),
+            (None, Handle::Plain(file)) => file,
         }
     }
 
@@ -111,27 +135,8 @@ impl GeoTiffSource {
     /// Opens a TIFF file of `stored` bytes and checks all that can be checked without decoding: that every tile or strip
     /// lies in the file, that its codec is known, and that the declared size is plausible.
     pub(crate) fn open(path: &Path, stored: u64, limits: ReadLimits) -> Result<Self> {
-        let options = OpenOptions {
-            block_cache_bytes: limits.cache_bytes,
-            block_cache_slots: CACHE_SLOTS,
-            decode_output_bytes: limits.window_bytes,
-            ..OpenOptions::default()
-        };
-        let damaged = |error| decode_error(path, stored, None, error);
-        let handle = match GeoTiffFile::open_with_options(path, options) {
-            Ok(file) => Handle::Georeferenced(Box::new(file)),
-            Err(geotiff_reader::Error::NotGeoTiff) => Handle::Plain(Box::new(
-                TiffFile::open_with_options(path, options).map_err(damaged)?,
-            )),
-            Err(geotiff_reader::Error::Tiff(error)) => return Err(damaged(error)),
-            Err(error) => {
-                return Err(Error::Damaged {
-                    path: path.to_owned(),
-                    source: Box::new(error),
-                });
-            }
-        };
-        let mut source = Self::from_handle(path, handle, stored, limits)?;
+        let handle = Handle::open(path, path, stored, options(limits))?;
+        let mut source = Self::from_handle(path, handle, None, stored, limits)?;
         if source.mask.is_none() {
             source.mask = source.mask_beside(limits)?.map(StoredMask::Beside);
             if source.mask.is_some() {
@@ -139,6 +144,23 @@ impl GeoTiffSource {
             }
         }
         Ok(source)
+    }
+
+    /// The same for a file that lies elsewhere, of which a mask in a file beside it is not looked for.
+    #[cfg(feature = "cloud")]
+    pub(crate) fn open_remote(
+        file: crate::remote_file::RemoteFile,
+        path: &Path,
+        limits: ReadLimits,
+    ) -> Result<Self> {
+        let (stored, file) = (file.bytes(), Arc::new(file));
+        let tiff = TiffFile::from_source_with_options(Arc::clone(&file) as _, options(limits));
+        let tiff = tiff.map_err(|e| decode_error(path, stored, None, e))?;
+        directories::visit(&tiff).map_err(|e| decode_error(path, stored, None, e))?;
+        let sketch = directories::sketch(&file.noted(), stored)
+            .map_err(|e| Error::io(path, "note the directories of", e))?;
+        let handle = Handle::open(sketch.path(), path, stored, options(limits))?;
+        Self::from_handle(path, handle, Some(Box::new(tiff)), stored, limits)
     }
 
     /// The mask in a file beside this one, if there is one.
@@ -172,7 +194,13 @@ impl GeoTiffSource {
         Ok(Some(Box::new(mask)))
     }
 
-    fn from_handle(path: &Path, handle: Handle, stored: u64, limits: ReadLimits) -> Result<Self> {
+    fn from_handle(
+        path: &Path,
+        handle: Handle,
+        pixels: Option<Box<TiffFile>>,
+        stored: u64,
+        limits: ReadLimits,
+    ) -> Result<Self> {
         let (index, overviews) = match &handle {
             Handle::Georeferenced(file) => (
                 file.base_ifd_index(),
@@ -195,6 +223,7 @@ impl GeoTiffSource {
         let file = OpenFile {
             path: path.to_owned(),
             handle,
+            pixels,
             stored,
             limits,
             overviews,
@@ -361,6 +390,15 @@ impl RasterSource for GeoTiffSource {
 
     fn overview(&self, level: usize) -> Result<Option<Box<dyn RasterSource>>> {
         Ok(self.level(level)?.map(|level| Box::new(level) as _))
+    }
+}
+
+fn options(limits: ReadLimits) -> OpenOptions {
+    OpenOptions {
+        block_cache_bytes: limits.cache_bytes,
+        block_cache_slots: CACHE_SLOTS,
+        decode_output_bytes: limits.window_bytes,
+        ..OpenOptions::default()
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! A scene is a [`RasterSource`]: [`open`] reads the metadata of a GeoTIFF, a JPEG 2000 file, a Sentinel-2 product or a NumPy
 //! array, [`RasterSource::read_window`] decodes one [`Window`] of it, all bands at once. [`BandSet`] makes one scene of bands in
-//! files of their own. A result is a [`RasterSink`]: [`GeoTiffSink`] takes windows as they are computed and puts the finished
+//! files of their own. With the feature `cloud`, scenes in object stores and on web servers are read by ranges of bytes; what
+//! gives access to them is in the environment, or is hidden by [`keep_credentials`]. A result is a [`RasterSink`]: [`GeoTiffSink`] takes windows as they are computed and puts the finished
 //! Cloud Optimized GeoTIFF in place with one rename. [`Transform`] ties both to the ground, [`summarize`] describes a file.
 //!
 //! ```
@@ -31,12 +32,15 @@
 //! - A file under its final name is complete: what is unfinished has another name and goes when its sink is dropped.
 //! - Rows run down, columns run right, a window is whole pixels; samples are band-sequential `[bands, height, width]`.
 
+mod address;
 mod annotations;
 mod band_files;
 mod band_set;
 mod block_grid;
 mod codestream;
 mod cog;
+#[cfg(feature = "cloud")]
+mod directories;
 mod error;
 mod gdal_metadata;
 mod geo_keys;
@@ -51,6 +55,10 @@ mod opening;
 mod partial_tile;
 mod pyramid;
 mod raster;
+#[cfg(feature = "cloud")]
+mod remote_file;
+#[cfg(feature = "cloud")]
+mod remote_store;
 mod safe_product;
 mod sink;
 mod source;
@@ -65,6 +73,7 @@ mod transform;
 mod window;
 mod xml;
 
+pub use address::{is_url, keep_credentials, resolved};
 pub use annotations::{Annotations, Validity};
 pub use band_set::{BandSet, NamedBand};
 pub use error::{Error, Result};

@@ -14,6 +14,11 @@ pub(crate) fn decode_error(
     grid: Option<&BlockGrid>,
     error: TiffError,
 ) -> Error {
+    #[cfg(feature = "cloud")]
+    let error = match far(error) {
+        Ok(failure) => return failure.at(path),
+        Err(error) => error,
+    };
     let path = path.to_owned();
     match (error, grid) {
         (TiffError::DecompressionFailed { index, reason }, Some(grid)) => Error::Undecodable {
@@ -58,6 +63,19 @@ pub(crate) fn decode_error(
             path,
             source: Box::new(error),
         },
+    }
+}
+
+/// The failure of a range, which passes through the decoder as an error of the system.
+#[cfg(feature = "cloud")]
+fn far(error: TiffError) -> Result<crate::remote_file::RangeFailure, TiffError> {
+    use crate::remote_file::RangeFailure;
+    match &error {
+        TiffError::Io(source, _) => match source.get_ref().and_then(|e| e.downcast_ref()) {
+            Some(failure) => Ok(RangeFailure::clone(failure)),
+            None => Err(error),
+        },
+        _ => Err(error),
     }
 }
 

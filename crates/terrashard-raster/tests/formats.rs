@@ -79,6 +79,7 @@ fn one_tile_of_jpeg_2000_is_all_that_memory_takes() {
     let limits = ReadLimits {
         window_bytes: 64 * 64 * 10,
         cache_bytes: 0,
+        ..ReadLimits::default()
     };
     let source = open_with(data("water_B02.jp2"), limits).expect("one tile fits");
     assert!(source.read_window(Window::new(0, 0, 100, 100)).is_ok());
@@ -102,6 +103,7 @@ fn no_damage_makes_the_jpeg_2000_reader_panic() {
     let limits = ReadLimits {
         window_bytes: 1 << 20,
         cache_bytes: 0,
+        ..ReadLimits::default()
     };
     let attempt = |bytes: &[u8]| -> Result<(), Error> {
         let _ = fs::remove_file(&path);
@@ -364,6 +366,7 @@ fn no_damage_makes_the_archive_reader_panic() {
     let limits = ReadLimits {
         window_bytes: 1 << 20,
         cache_bytes: 0,
+        ..ReadLimits::default()
     };
     for (name, member) in [
         ("arrays.npz", "arrays.npz/image"),

@@ -201,6 +201,7 @@ fn limits_hold_before_memory_is_asked_for() {
     let limits = ReadLimits {
         window_bytes: 64 * 64 * 12,
         cache_bytes: 0,
+        ..ReadLimits::default()
     };
     let source = open_with(data("crop_u16_6b_lzw_be_bigtiff.tif"), limits).expect("one tile fits");
     assert!(source.read_window(Window::new(0, 0, 64, 64)).is_ok());
@@ -224,6 +225,7 @@ fn limits_hold_before_memory_is_asked_for() {
     let limits = ReadLimits {
         window_bytes: 2 * 256 * 256 * 2,
         cache_bytes: 0,
+        ..ReadLimits::default()
     };
     let source = open_with(data("gen_u16_sparse.tif"), limits).expect("one tile fits");
     let error = source
@@ -260,6 +262,7 @@ fn no_damage_makes_the_reader_panic() {
     let limits = ReadLimits {
         window_bytes: 1 << 20,
         cache_bytes: 0,
+        ..ReadLimits::default()
     };
     let attempt = |bytes: &[u8]| -> Result<(), Error> {
         // A new file each time: some file systems flush one that is cut to nothing and written again.

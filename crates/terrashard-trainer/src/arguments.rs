@@ -16,8 +16,10 @@ pub use shell::{CompletionsArguments, ExplainArguments, ManArguments, Shell};
 
 use std::path::PathBuf;
 
+use clap::builder::{PathBufValueParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use terrashard_raster::keep_credentials;
 
 use crate::config::{Device, bytes};
 use crate::doctor::DoctorArguments;
@@ -282,7 +284,8 @@ pub struct VerifyArguments {
 /// `terrashard info`.
 #[derive(Debug, Args)]
 pub struct InfoArguments {
-    /// Raster file
+    /// Raster file or its address
+    #[arg(value_parser = scene())]
     pub file: PathBuf,
     /// Print one JSON document
     #[arg(long)]
@@ -300,6 +303,11 @@ pub struct ReportArguments {
     /// Predicted map to show [default: prediction.tif in the output folder, if there]
     #[arg(long, value_name = "FILE")]
     pub prediction: Option<PathBuf>,
+}
+
+/// The path or address of a scene: what gives access to it is in no message and in nothing that is written.
+fn scene() -> impl TypedValueParser<Value = PathBuf> {
+    PathBufValueParser::new().map(keep_credentials)
 }
 
 /// What is wrong with a command line, in one line; `first` is its first word, which may be a command. None where the error is

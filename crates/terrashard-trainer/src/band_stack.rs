@@ -3,7 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use terrashard_raster::{DataType, Metadata, Raster, RasterSource, ReadLimits, Samples, Window};
+use terrashard_raster::{
+    DataType, Metadata, Raster, RasterSource, ReadLimits, Samples, Window, keep_credentials,
+};
 
 use crate::error::{Error, Result};
 
@@ -35,7 +37,7 @@ impl FromStr for BandFile {
             true => Err(expected()),
             false => Ok(Self {
                 name: name.into(),
-                path: path.into(),
+                path: keep_credentials(path.into()),
                 band,
             }),
         }

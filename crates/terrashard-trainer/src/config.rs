@@ -1,7 +1,8 @@
 //! The configuration of a run: one TOML file, flags on top, checked before any work starts.
 //!
 //! Every key is read by something; a key that nothing reads is an error ([`Error::UnknownKey`]).
-//! Paths are relative to the configuration's own folder and become absolute when it is loaded.
+//! Paths are relative to the configuration's own folder and become absolute when it is loaded; an address (`https://`, `s3://`)
+//! stays as it is, but for its credentials, which no record of a run holds.
 
 mod batch;
 mod device;
@@ -33,6 +34,7 @@ pub use zero::{Ranks, Recompute, RecomputeChoice, ReduceDtype, ZeroSection};
 
 use std::path::Path;
 
+use terrashard_raster::resolved;
 use toml::{Table, Value};
 
 use crate::dataset::indexed_scenes;
@@ -81,11 +83,14 @@ impl Config {
         let mut config =
             typed(table, path).map_err(|error| overrides::blamed(error, file, path, overrides))?;
         for scene in &mut config.data.scenes {
-            scene.image = folder.join(&scene.image);
-            scene.mask = scene.mask.take().map(|mask| folder.join(mask));
-            scene.highres = scene.highres.take().map(|image| folder.join(image));
-            let classification = scene.classification.take();
-            scene.classification = classification.map(|path| folder.join(path));
+            scene.image = resolved(folder, &scene.image);
+            for path in [
+                &mut scene.mask,
+                &mut scene.highres,
+                &mut scene.classification,
+            ] {
+                *path = path.take().map(|path| resolved(folder, &path));
+            }
         }
         config.data.chips = config.data.chips.take().map(|chips| folder.join(chips));
         config.train.init = config.train.init.take().map(|init| folder.join(init));
@@ -156,6 +161,22 @@ mod tests {
             Path::new("/scenes"),
             &overrides,
         )
+    }
+
+    #[test]
+    fn an_address_is_written_down_without_what_gives_access() {
+        let scene = "data.scenes=[{ image = 'https://anna:s3cret@host/a.tif?sig=abc', mask = 's3://bucket/b.tif' }]";
+        let config = load("", &[scene]).expect("it is right");
+        let entry = &config.data.scenes[0];
+        assert_eq!(entry.image, Path::new("https://***@host/a.tif?***"));
+        assert_eq!(
+            entry.mask.as_deref(),
+            Some(Path::new("s3://bucket/b.tif")),
+            "no path from a folder"
+        );
+        let written = config.to_toml();
+        assert!(written.contains("https://***@host/a.tif?***"), "{written}");
+        assert!(!written.contains("s3cret") && !written.contains("sig=abc"));
     }
 
     #[track_caller]

@@ -2,12 +2,14 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 use terrashard_raster::{RasterSource, ReadLimits, Result, Window, open_with};
 
 const LIMITS: ReadLimits = ReadLimits {
     window_bytes: 4 << 20,
     cache_bytes: 1 << 20,
+    patience: Duration::ZERO,
 };
 
 /// A band of a product, whose metadata is tried.

@@ -5,14 +5,14 @@ use std::path::PathBuf;
 use clap::Args;
 use terrashard_data::Offset;
 
-use super::{DeviceFlags, bytes};
+use super::{DeviceFlags, bytes, scene};
 use crate::prediction::ProbabilityType;
 
 /// `terrashard predict`.
 #[derive(Debug, Args)]
 pub struct PredictArguments {
-    /// Scenes, GeoTIFF
-    #[arg(value_name = "IN")]
+    /// Scenes: files, products, or addresses of GeoTIFF files
+    #[arg(value_name = "IN", value_parser = scene())]
     pub inputs: Vec<PathBuf>,
     /// Map of classes: a file, or a folder for several inputs
     #[arg(short, long, value_name = "OUT")]

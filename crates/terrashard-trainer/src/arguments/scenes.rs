@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use terrashard_data::Resampling;
 
+use super::scene;
+
 /// `terrashard check`.
 #[derive(Debug, Args)]
 pub struct CheckArguments {
@@ -26,7 +28,7 @@ pub struct CheckArguments {
 pub struct StatsArguments {
     /// Configuration in TOML, for reflectance of its bands in all scenes and by part of its split; or raster files, for the numbers
     /// of all their bands together
-    #[arg(required = true, value_name = "CONFIG|FILE")]
+    #[arg(required = true, value_name = "CONFIG|FILE", value_parser = scene())]
     pub inputs: Vec<PathBuf>,
     /// Leave out the configuration's scenes of which a file is missing or damaged, and tell which; every file is read to its last
     /// pixel first
@@ -92,13 +94,13 @@ pub enum SplitFlag {
 #[derive(Debug, Args)]
 pub struct AlignArguments {
     /// Image whose ground and grid it is, at 10 m for instance
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = scene())]
     pub onto: PathBuf,
     /// Image at high resolution, in any reference system; several times for several
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = scene())]
     pub highres: Vec<PathBuf>,
     /// Label, in any reference system; several times for several
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = scene())]
     pub mask: Vec<PathBuf>,
     /// Folder for what is made, each under its own name, and for index.geojson
     #[arg(short, long, value_name = "DIR")]

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::UNIX_EPOCH;
 
 use blake3::Hasher;
+use terrashard_raster::is_url;
 
 use crate::error::{Error, Result};
 use crate::trained_model::TrainedModel;
@@ -35,12 +36,15 @@ impl Identity {
     }
 
     /// Adds an image by its place, and the lengths of its files and when they were last written: those of a folder, of a file, or of
-    /// the archive that it is a member of.
+    /// the archive that it is a member of. Of one that lies elsewhere its address alone.
     ///
     /// # Errors
     /// [`Error::Read`].
     pub(crate) fn add_image(&mut self, path: &Path) -> Result<()> {
         self.add("image", &path);
+        if is_url(path) {
+            return Ok(());
+        }
         let stored = match (path.exists(), path.parent()) {
             (false, Some(archive)) => archive,
             _ => path,

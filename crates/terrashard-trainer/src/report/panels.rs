@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use terrashard_data::Scene;
 use terrashard_data::baseline::{self, Upsampling};
-use terrashard_raster::{RasterSource, Samples, Window};
+use terrashard_raster::{RasterSource, Samples, Window, is_url};
 
 use super::shore;
 use crate::config::{Config, Region};
@@ -127,7 +127,7 @@ fn missing(config: &Config) -> Option<&Path> {
     let scenes = config.data.scenes.iter();
     let mut files = scenes.flat_map(|scene| [Some(&scene.image), scene.mask.as_ref()]);
     files
-        .find_map(|path| path.filter(|path| !path.exists()))
+        .find_map(|path| path.filter(|path| !is_url(path) && !path.exists()))
         .map(PathBuf::as_path)
 }
 

@@ -105,3 +105,35 @@ fn every_awkward_file_is_described_or_refused() {
         wrong.join("\n")
     );
 }
+
+/// With the feature `cloud` nobody answers there; without it nobody is asked.
+#[test]
+fn an_address_is_shown_without_what_gives_access() {
+    let address = "http://anna:s3cret@127.0.0.1:1/scene.tif?sv=2024&sig=aB%2Fc";
+    let reason = match cfg!(feature = "cloud") {
+        true => "no connection",
+        false => "reading from a URL is not supported; build with `--features cloud`",
+    };
+    for line in [
+        vec!["info", address],
+        vec!["stats", address],
+        vec!["stats", address, "--json"],
+        vec!["align", "--onto", address, "--output", "/nonexistent"],
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_terrashard"))
+            .args(&line)
+            .output()
+            .unwrap();
+        let told = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{told}");
+        assert_eq!(told.lines().count(), 1, "{told}");
+        assert!(
+            told.contains("http://***@127.0.0.1:1/scene.tif?***: "),
+            "{told}"
+        );
+        assert!(told.contains(reason), "{told}");
+        for secret in ["anna", "s3cret", "sv=2024", "aB"] {
+            assert!(!told.contains(secret), "{told}");
+        }
+    }
+}
