@@ -25,6 +25,8 @@ pub fn foretold(job: &Job, losses: Losses) -> Result<StagePlan, Error> {
             Device::Cuda => config::Device::Cuda,
         },
         losses,
+        // Graphs of kernels hold a part of what there is, and nothing where little is left.
+        memory: job.memory,
         ..PlanOptions::default()
     };
     let plan = planning::plan(&config, options).map_err(|error| Error::Plan {

@@ -18,8 +18,8 @@ const MOST_BLOCKS: usize = 1000;
 /// Samples of the largest micro-batch that is tried.
 const MOST_SAMPLES: usize = 4096;
 
-/// Steps of a trial: the first makes optimizer states, and the second has all there is.
-const STEPS: usize = 2;
+/// Steps of a trial: the first makes optimizer states, the second has all that training takes, and by the last graphs of kernels are made.
+const STEPS: usize = 5;
 
 /// The last result within this part of a size is near enough.
 const NEAR: usize = 64;
