@@ -1,20 +1,42 @@
-//! `cargo xtask mpi`: programs whose ranks are processes, under `mpirun`.
+//! `cargo xtask mpi`: programs whose ranks are processes, under `mpirun`, and trainings with a fault in one of them.
 
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use crate::error::{Error, Result};
 use crate::step::Step;
+use crate::torture;
 use crate::workspace::{cargo, target_dir};
 
-/// Turns on all that needs MPI, in the whole workspace, so that nothing else is compiled once more.
-const SELECTION: [&str; 3] = ["--workspace", "--features", "terrashard-tests/mpi"];
+/// Turns on all that needs MPI, and faults on demand, in the whole workspace, so that nothing else is compiled once more.
+const SELECTION: [&str; 3] = [
+    "--workspace",
+    "--features",
+    "terrashard-tests/mpi,terrashard-trainer/mpi,terrashard-trainer/faults",
+];
 
 /// What building and running needs: an MPI library with its launcher, and clang to read its headers.
 const TOOLS: [&str; 4] = ["timeout", "mpirun", "mpicc", "clang"];
 
+/// Of `mpirun`: more ranks than cores, each on any of them.
+pub(crate) const OPTIONS: [&str; 3] = ["--oversubscribe", "--bind-to", "none"];
+
+/// Both are needed by root, whom CI is in a container.
+pub(crate) const ENVIRONMENT: [(&str, &str); 2] = [
+    ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
+    ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
+];
+
 /// Seconds after which a run that hangs is ended.
-const HANGS_AFTER: &str = "300";
+const HANGS_AFTER: u64 = 300;
+
+/// Seconds that ranks wait for one that does not come, and that all processes then have to end.
+const TIMEOUT: u64 = 2;
+const END_WITHIN: u64 = 10;
+
+/// Stands for the number of the last rank.
+const LAST: &str = "LAST";
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -41,6 +63,22 @@ enum Ends {
     Well,
     /// With an error, all processes gone, and this said by one of them or by the launcher.
     Saying(&'static str),
+    /// The same within [`TIMEOUT`] and [`END_WITHIN`], after the rank [`LAST`] was waited for in vain.
+    Waiting(&'static str),
+}
+
+impl Case {
+    /// The program with its ranks, ended after `limit` seconds.
+    fn step(&self, folder: &Path, ranks: usize, limit: u64) -> Step {
+        Step::new("timeout", "timeout")
+            .args(["--kill-after=5", &limit.to_string(), "mpirun"])
+            .args(OPTIONS)
+            .env(ENVIRONMENT[0].0, ENVIRONMENT[0].1)
+            .env(ENVIRONMENT[1].0, ENVIRONMENT[1].1)
+            .args(["-n", &ranks.to_string()])
+            .arg(folder.join(self.bin))
+            .args(self.args.split_whitespace())
+    }
 }
 
 const CASES: &[Case] = &[
@@ -53,6 +91,13 @@ const CASES: &[Case] = &[
     fails("differs", &[2, 4], "gave up: ranks disagree on call 0"),
     fails("differs-in-group", &[4], "ranks disagree on call 0: rank 1"),
     fails("panics-in-group", &[2, 4], "gave up: panicked"),
+    stalls("stalls", "gave up: rank LAST has not made call 0, for"),
+    stalls("stopped", "gave up: rank LAST has not made call 0, for"),
+    stalls(
+        "stays-behind",
+        "gave up: failed to communicate between processes: rank LAST has neither ended",
+    ),
+    stalls("stalls-unseen", "rank LAST has not made call 0, for"),
     well("mpi_stages", &[2, 4]),
 ];
 
@@ -72,6 +117,16 @@ const fn fails(scenario: &'static str, ranks: &'static [usize], says: &'static s
         args: scenario,
         ranks,
         ends: Ends::Saying(says),
+    }
+}
+
+/// A scenario in which the last rank does not come.
+const fn stalls(scenario: &'static str, says: &'static str) -> Case {
+    Case {
+        bin: "mpi_conformance",
+        args: scenario,
+        ranks: &[2, 4],
+        ends: Ends::Waiting(says),
     }
 }
 
@@ -101,21 +156,23 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let mut runs = 0;
     for case in cases {
         for ranks in case.ranks {
-            let step = Step::new("timeout", "timeout")
-                .args(["--kill-after=5", HANGS_AFTER, "mpirun"])
-                // Both are needed by root, whom CI is in a container.
-                .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
-                .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
-                .args(["--oversubscribe", "--bind-to", "none"])
-                .args(["-n", &ranks.to_string()])
-                .arg(folder.join(case.bin))
-                .args(case.args.split_whitespace());
             match case.ends {
-                Ends::Well => step.run()?,
-                Ends::Saying(text) => step.run_failing(text)?,
+                Ends::Well => case.step(&folder, *ranks, HANGS_AFTER).run()?,
+                Ends::Saying(text) => {
+                    let step = case.step(&folder, *ranks, HANGS_AFTER);
+                    step.run_failing(text)?;
+                }
+                Ends::Waiting(text) => {
+                    let step = case.step(&folder, *ranks, TIMEOUT + END_WITHIN);
+                    let step = step.env("TERRASHARD_TIMEOUT", TIMEOUT.to_string());
+                    step.run_failing(&text.replace(LAST, &(ranks - 1).to_string()))?;
+                }
             }
             runs += 1;
         }
+    }
+    if args.bin.is_none() {
+        torture::run(&torture::Args::few_under_mpirun())?;
     }
     println!(
         "xtask mpi: {runs} runs ended as they should, {:.1} s",
@@ -124,7 +181,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-fn require_tools() -> Result<()> {
+pub(crate) fn require_tools() -> Result<()> {
     let is_missing = |tool: &&str| {
         let mut command = Command::new(tool);
         command

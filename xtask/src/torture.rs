@@ -1,6 +1,6 @@
 //! `cargo xtask torture`: seeded faults in tiny trainings, each judged by what is left of it.
 //!
-//! Each run trains a small net on ranks that are threads or launched processes, with one fault at one point of one rank, and is then trained
+//! Each run trains a small net on ranks that are threads or launched processes, or processes of MPI, with one fault at one point of one rank, and is then trained
 //! to its end without. It is held to three things: no process hangs, none that claims success has other bits than the run without a
 //! fault, and no checkpoint that was in force is lost. A run follows from one number, which `--replay` takes.
 
@@ -17,16 +17,18 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
+use crate::mpi;
 use crate::workspace::{Profile, build_binary_with_features, root, target_dir};
 
 /// Runs that go with the tests.
 const FEW: u64 = 32;
-use case::{Case, Setting, scramble};
+use case::{Case, Ranks, Setting, scramble};
 use judgement::{Baseline, Judged, Verdict};
 use program::Program;
 
-/// The feature without which the program has no faults.
-const FEATURE: &str = "terrashard-trainer/faults";
+/// The features without which the program has no faults, and no ranks under `mpirun`.
+const FAULTS: &str = "terrashard-trainer/faults";
+const MPI: &str = "terrashard-tests/mpi,terrashard-trainer/mpi,terrashard-trainer/faults";
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -39,6 +41,9 @@ pub(crate) struct Args {
     /// Makes the run of one number again, and tells all of it.
     #[arg(long, value_name = "NUMBER", conflicts_with_all = ["runs", "seed"])]
     replay: Option<u64>,
+    /// Ranks are processes of MPI in every run, under `mpirun`.
+    #[arg(long)]
+    mpi: bool,
     /// Runs at once [default: one for each processor]
     #[arg(long)]
     jobs: Option<usize>,
@@ -57,9 +62,18 @@ impl Args {
             runs: FEW,
             seed: 1,
             replay: None,
+            mpi: false,
             jobs: None,
             out: None,
             bin: None,
+        }
+    }
+
+    /// As many, with ranks under `mpirun`.
+    pub(crate) fn few_under_mpirun() -> Self {
+        Self {
+            mpi: true,
+            ..Self::few()
         }
     }
 }
@@ -67,6 +81,8 @@ impl Args {
 /// The runs that are under way together.
 struct Torture {
     program: Program,
+    /// Where ranks are; None where that follows from a run's number.
+    ranks: Option<Ranks>,
     /// What a run without a fault leaves, by its setting.
     baselines: BTreeMap<Setting, OnceLock<Baseline>>,
     tally: Mutex<Tally>,
@@ -83,9 +99,16 @@ struct Tally {
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
+    let (features, ranks) = match args.mpi {
+        true => (MPI, Some(Ranks::Mpi)),
+        false => (FAULTS, None),
+    };
+    if args.mpi {
+        mpi::require_tools()?;
+    }
     let bin = match &args.bin {
         Some(bin) => bin.clone(),
-        None => build_binary_with_features("terrashard", Profile::Dev, FEATURE)?,
+        None => build_binary_with_features("terrashard", Profile::Dev, features)?,
     };
     let out = match &args.out {
         Some(out) => out.clone(),
@@ -97,6 +120,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     fs::create_dir_all(&out).map_err(|error| Error::file(&out, error))?;
     let torture = Torture {
         program: Program::set_up(&bin, &out, &root().join("examples/water.toml"))?,
+        ranks,
         baselines: Setting::all()
             .map(|setting| (setting, OnceLock::new()))
             .collect(),
@@ -169,7 +193,8 @@ impl Torture {
             let _ = baseline.set(made);
         }
         let baseline = baseline.get().expect("it was set just above");
-        let case = Case::of(number, &baseline.points);
+        let mut case = Case::of(number, &baseline.points);
+        case.ranks = self.ranks.unwrap_or(case.ranks);
         let judged = judgement::judge(&self.program, &case, baseline)?;
         let mut tally = self.tally.lock().unwrap_or_else(PoisonError::into_inner);
         tally.judged += 1;

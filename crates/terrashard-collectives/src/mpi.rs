@@ -5,9 +5,14 @@
 //! ```no_run
 //! use burn::tensor::{Device, Tensor};
 //! use terrashard_collectives::Communicator;
+//! use terrashard_collectives::local::Patience;
 //! use terrashard_collectives::mpi::MpiWorld;
 //!
-//! let world = MpiWorld::init()?;
+//! let patience = Patience::from_environment(|_, words| {
+//!     eprintln!("{words}");
+//!     std::process::exit(1);
+//! })?;
+//! let world = MpiWorld::init(patience)?;
 //! let rank = world.communicator();
 //! let value = Tensor::<1>::from_floats([rank.rank() as f32], &Device::flex());
 //! println!("{}", rank.all_reduce(value)?.wait()?);
@@ -34,12 +39,17 @@
 //! [`MpiWorld`] after an error of its communicators or in a panic; the first rank prints one line that names itself
 //! and the reason. The launcher ends the others, as it does when a process is killed. A rank that drops its world
 //! while others wait for it gives them [`Error::Left`].
+//!
+//! A rank that does not come, or whose elements do not, within the timeout is given up by each that waits for it, with
+//! [`Error::Stalled`]; so is one that goes on for so long after another has left. A process in which nobody hears of that is ended
+//! by [`Patience::abandoned`].
 
 mod exchange;
 mod process;
 mod wire;
 mod worker;
 
+use std::env;
 use std::fmt::{self, Debug};
 use std::marker::PhantomData;
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -51,6 +61,7 @@ use ::mpi::environment::{self, Universe};
 use ::mpi::topology::{Communicator as _, SimpleCommunicator};
 use burn::tensor::{Tensor, TensorData};
 
+use crate::local::Patience;
 use crate::traffic::Meter;
 use crate::{Call, Communicator, Error, Pending, Result, Traffic, Verb};
 use process::Process;
@@ -58,6 +69,15 @@ use worker::Job;
 
 /// The number of the group of all ranks.
 const WORLD: usize = 0;
+
+/// The variables by which launchers of Open MPI, MPICH and their kin tell how many processes they have started.
+const STARTED: [&str; 2] = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"];
+
+/// How many processes a launcher of MPI has started this one with, itself included; none if no such launcher has.
+pub fn started() -> Option<usize> {
+    let value = |name: &&str| env::var(name).ok()?.parse().ok();
+    STARTED.iter().find_map(value)
+}
 
 /// This process's part in a run. Dropping it waits until all ranks have dropped theirs, and finalizes MPI.
 ///
@@ -71,13 +91,13 @@ pub struct MpiWorld {
 }
 
 impl MpiWorld {
-    /// Initializes MPI. A program that no launcher has started is a run of one rank.
+    /// Initializes MPI. A program that no launcher has started is a run of one rank. `patience` is how long ranks wait for each other.
     ///
     /// # Errors
     ///
     /// [`Error::Transport`] if MPI is initialized already, if it does not support threads that call it at the same
     /// time, or if the system refuses a thread.
-    pub fn init() -> Result<Self> {
+    pub fn init(patience: Patience) -> Result<Self> {
         let refused = |reason: &str| Error::Transport {
             reason: reason.to_owned(),
         };
@@ -91,7 +111,7 @@ impl MpiWorld {
         let world = SimpleCommunicator::world();
         let index = |rank: i32| usize::try_from(rank).expect("MPI counts ranks from 0");
         let (rank, ranks) = (index(world.rank()), index(world.size()));
-        let process = Arc::new(Process::new(rank, ranks));
+        let process = Arc::new(Process::new(rank, ranks, patience));
         let communicator = MpiCommunicator::start(&process, (0..ranks).collect(), WORLD)?;
         Ok(Self {
             communicator,
@@ -117,7 +137,7 @@ impl Drop for MpiWorld {
             self.process.close();
         }
         if let Some(error) = self.process.lost() {
-            self.process.end_together(&error);
+            self.process.end(&error.to_string());
         }
     }
 }

@@ -1,13 +1,15 @@
 //! The conformance suite with ranks that are processes, and what happens when one of them does not do what the others
 //! do. Started by `mpirun`; `cargo xtask mpi` does it.
 
-use std::process::{Command, ExitCode};
+use std::process::{Command, ExitCode, ExitStatus};
 use std::sync::Arc;
+use std::thread;
 use std::time::Instant;
 
 use burn::tensor::{DType, Device, Tensor};
 use clap::{Parser, ValueEnum};
 use terrashard_collectives::conformance::Sums;
+use terrashard_collectives::local::Patience;
 use terrashard_collectives::mpi::MpiWorld;
 use terrashard_collectives::{Communicator, Result, conformance, local};
 
@@ -39,6 +41,14 @@ enum Scenario {
     DiffersInGroup,
     /// It panics while others wait in its group, and others elsewhere.
     PanicsInGroup,
+    /// It never makes the call.
+    Stalls,
+    /// It makes the call and never ends, while the others have.
+    StaysBehind,
+    /// Its process is stopped with all its threads, as by a debugger.
+    Stopped,
+    /// It never makes the call, and the others do not come back to see that.
+    StallsUnseen,
 }
 
 fn main() -> ExitCode {
@@ -52,10 +62,21 @@ fn main() -> ExitCode {
 }
 
 fn run(scenario: Scenario) -> Result<()> {
-    let world = MpiWorld::init()?;
+    let patience = Patience::from_environment(|_, words| {
+        eprintln!("mpi_conformance: {words}; it does not end, so the process does");
+        std::process::exit(1);
+    })?;
+    let world = MpiWorld::init(patience)?;
     let comm = world.communicator();
     let is_culprit = comm.rank() + 1 == comm.ranks();
     match scenario {
+        Scenario::StaysBehind => {
+            comm.barrier()?;
+            match is_culprit {
+                true => stall(),
+                false => return Ok(()),
+            }
+        }
         Scenario::Conforms => return conforms(&world),
         Scenario::DiffersInGroup | Scenario::PanicsInGroup => {
             let group = comm.split(comm.rank() % 2)?;
@@ -67,7 +88,13 @@ fn run(scenario: Scenario) -> Result<()> {
             }
             return comm.barrier();
         }
+        Scenario::StallsUnseen if !is_culprit => {
+            let _pending = comm.all_reduce(tensor(comm.rank(), 8))?;
+            stall()
+        }
         _ if !is_culprit => {}
+        Scenario::Stalls | Scenario::StallsUnseen => stall(),
+        Scenario::Stopped => stop(),
         Scenario::Killed => kill(),
         Scenario::Exits => std::process::exit(0),
         Scenario::Leaves => return Ok(()),
@@ -78,11 +105,32 @@ fn run(scenario: Scenario) -> Result<()> {
     comm.all_reduce(tensor(comm.rank(), 8))?.wait().map(drop)
 }
 
+/// Never returns, and waits for nobody.
+fn stall() -> ! {
+    loop {
+        thread::park();
+    }
+}
+
+/// Sends this process a signal.
+fn signal(signal: &str) -> std::io::Result<ExitStatus> {
+    let pid = std::process::id().to_string();
+    Command::new("kill").args([signal, &pid]).status()
+}
+
 /// Ends this process in a way that it cannot notice.
 fn kill() {
-    let pid = std::process::id().to_string();
-    let killed = Command::new("kill").args(["-9", &pid]).status();
-    panic!("killed, but still here: {killed:?}");
+    panic!("killed, but still here: {:?}", signal("-KILL"));
+}
+
+/// Stops this process with all its threads. The launcher continues it to end it.
+fn stop() -> ! {
+    let stopped = signal("-STOP");
+    assert!(
+        stopped.is_ok_and(|status| status.success()),
+        "it can stop itself"
+    );
+    stall()
 }
 
 fn conforms(world: &MpiWorld) -> Result<()> {
@@ -97,7 +145,8 @@ fn conforms(world: &MpiWorld) -> Result<()> {
         here == threads[rank],
         "rank {rank}: processes sum to other bits than threads"
     );
-    assert!(MpiWorld::init().is_err(), "MPI is initialized once");
+    let patience = Patience::from_environment(|_, _| {})?;
+    assert!(MpiWorld::init(patience).is_err(), "MPI is initialized once");
     comm.barrier()?;
     let suite = started.elapsed().as_secs_f64();
 

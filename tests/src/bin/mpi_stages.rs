@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
+use terrashard_collectives::local::Patience;
 use terrashard_collectives::mpi::MpiWorld;
 use terrashard_collectives::{Communicator, local};
 use terrashard_layout::Stage;
@@ -25,7 +26,11 @@ fn main() -> ExitCode {
 
 fn run() -> Result<()> {
     let started = Instant::now();
-    let world = MpiWorld::init()?;
+    let patience = Patience::from_environment(|_, words| {
+        eprintln!("mpi_stages: {words}");
+        std::process::exit(1);
+    })?;
+    let world = MpiWorld::init(patience)?;
     let communicator: Arc<dyn Communicator> = Arc::new(world.communicator());
     let (rank, ranks) = (communicator.rank(), communicator.ranks());
     let cases = cases(ranks);

@@ -203,6 +203,8 @@ pub(super) enum Ranks {
     Threads,
     /// Processes that `terrashard launch` has started.
     Processes,
+    /// Processes that `mpirun` has started.
+    Mpi,
 }
 
 impl fmt::Display for Ranks {
@@ -210,6 +212,7 @@ impl fmt::Display for Ranks {
         f.write_str(match self {
             Self::Threads => "threads",
             Self::Processes => "processes",
+            Self::Mpi => "processes of MPI",
         })
     }
 }

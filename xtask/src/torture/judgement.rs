@@ -180,7 +180,7 @@ fn verdict(
         Kind::Kill if case.ranks == Ranks::Threads => status.signal() == Some(9),
         // Batch statistics and their gradients are sums over ranks, which carry it to all of them before anybody looks.
         Kind::Nan => {
-            ended.stderr.contains("error: rank ")
+            (ended.stderr.contains("error: rank ") || ended.stderr.contains(" gave up: "))
                 && ended.stderr.contains("a gradient is not finite at step")
         }
         // Whose file it is and who is at it may be two: rank 0 merges what all have written.
@@ -232,14 +232,23 @@ fn tells(stderr: &str, rank: u64) -> bool {
     let is_whole = |rest: &str| !rest.starts_with(|next: char| next.is_ascii_digit());
     stderr
         .lines()
-        // A process that is not rank 0's has its rank before each line.
+        // A process that is not rank 0's has its rank before each line where `launch` has started it.
         .map(|line| {
             line.split_once("] ")
                 .filter(|(rank, _)| rank.starts_with('['))
                 .map_or(line, |(_, line)| line)
         })
-        .filter(|line| line.starts_with("error: "))
+        .filter(|line| line.starts_with("error: ") || is_of_mpi(line))
         .any(|line| line.split(&name).skip(1).any(is_whole))
+}
+
+/// Whether it is the line of a process of MPI that ends all, or the launcher's that one was killed.
+fn is_of_mpi(line: &str) -> bool {
+    let gave_up = line
+        .strip_prefix("rank ")
+        .and_then(|rest| rest.split_once(" gave up: "))
+        .is_some_and(|(rank, _)| rank.parse::<u64>().is_ok());
+    gave_up || (line.contains(" process rank ") && line.contains("exited on signal"))
 }
 
 /// The step of the checkpoint in force.
@@ -329,6 +338,14 @@ mod tests {
             12
         ));
         assert!(tells("[2] error: rank 2: step 4: rank 1 gave up", 1));
+        assert!(tells(
+            "rank 0 gave up: step 2: rank 1 has not made call 3",
+            1
+        ));
+        let killed =
+            "mpirun noticed that process rank 1 with PID 7 on node a exited on signal 9 (Killed).";
+        assert!(tells(killed, 1) && !tells(killed, 9));
+        assert!(!tells("rank 1 waits", 1));
         assert!(!tells("[1] fault struck: rank=1", 1));
         assert!(!tells("error: rank 12 panicked", 1));
         assert!(!tells("rank 1 is lost", 1));

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::case::{Case, Kind, Ranks, Setting};
 use crate::error::{Error, Result};
+use crate::mpi;
 use crate::step::Step;
 
 /// Between two looks at a process.
@@ -20,6 +21,9 @@ const PATIENT: &str = "60";
 
 /// Seconds that the others have to end by themselves, once a process has failed: more than they need.
 const END_WITHIN: &str = "100";
+
+/// What a launcher needs to end its processes.
+const LAUNCHER: Duration = Duration::from_secs(5);
 
 /// A process that takes longer hangs: the longest timeout, ten seconds and the training itself on a machine that does much else.
 const LIMIT: Duration = Duration::from_secs(60 + 10 + 50);
@@ -127,18 +131,22 @@ impl Program {
     }
 
     fn command(&self, run: &Path, setting: &Setting, ranks: Ranks) -> Command {
-        let mut command = Command::new(&self.bin);
-        if ranks == Ranks::Processes {
-            let count = setting.ranks.to_string();
-            command.args([
-                "launch",
-                "--ranks",
-                &count,
-                "--end-within",
-                END_WITHIN,
-                "--",
-            ]);
-        }
+        let count = setting.ranks.to_string();
+        let mut command = match ranks {
+            Ranks::Threads => Command::new(&self.bin),
+            Ranks::Processes => {
+                let mut command = Command::new(&self.bin);
+                command.args(["launch", "--ranks", &count, "--end-within", END_WITHIN]);
+                command.arg("--");
+                command
+            }
+            Ranks::Mpi => {
+                let mut command = Command::new("mpirun");
+                command.args(mpi::OPTIONS).envs(mpi::ENVIRONMENT);
+                command.args(["-n", &count]).arg(&self.bin);
+                command
+            }
+        };
         command
             .current_dir(&self.out)
             .args(["fit", "torture.toml", "--quiet", "--run"])
@@ -178,6 +186,9 @@ impl Program {
                 break Some(status);
             }
             if started.elapsed() > LIMIT {
+                // A launcher ends the processes that it has started, unless it is killed.
+                let _ = Command::new("kill").arg(child.id().to_string()).status();
+                thread::sleep(LAUNCHER);
                 let _ = child.kill();
                 let _ = child.wait();
                 break None;

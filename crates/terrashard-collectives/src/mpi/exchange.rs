@@ -1,7 +1,7 @@
 //! Messages between the ranks of one group, on MPI's world communicator.
 
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ::mpi::Tag;
 use ::mpi::datatype::Equivalence;
@@ -48,13 +48,20 @@ impl Exchange {
 
     /// Sends and receives slices, each with a rank of the group. The other rank's slice has the same length. Empty
     /// ones are left out.
+    ///
+    /// Buffers that MPI may still write to cannot be taken back, so it returns only when all have arrived: `awaited` is told at each
+    /// look how long that has taken and which rank it waits for, and may end the process.
     pub(super) fn exchange<'a, T: Equivalence + 'a>(
         &self,
         sends: impl IntoIterator<Item = (usize, &'a [T])>,
         receives: impl IntoIterator<Item = (usize, &'a mut [T])>,
         awaiting: Awaiting,
+        awaited: impl Fn(Duration, usize),
     ) {
         let ranks = self.members.len();
+        let began = Instant::now();
+        // Of each request, as long as it is under way.
+        let mut others = Vec::with_capacity(2 * ranks);
         request::multiple_scope(
             2 * ranks,
             |scope, requests: &mut RequestCollection<'a, [T]>| {
@@ -62,19 +69,28 @@ impl Exchange {
                     let source = self.world.process_at_rank(self.members[rank]);
                     for part in slice.chunks_mut(MESSAGE) {
                         requests.add(source.immediate_receive_into_with_tag(scope, part, self.tag));
+                        others.push(Some(rank));
                     }
                 }
                 for (rank, slice) in sends {
                     let destination = self.world.process_at_rank(self.members[rank]);
                     for part in slice.chunks(MESSAGE) {
                         requests.add(destination.immediate_send_with_tag(scope, part, self.tag));
+                        others.push(Some(rank));
                     }
                 }
                 let mut done = Vec::with_capacity(2 * ranks);
                 let mut looks = 0;
-                while !requests.test_all(&mut done) {
-                    pause(awaiting, looks);
-                    looks += 1;
+                while requests.incomplete() > 0 {
+                    requests.test_some(&mut done);
+                    for (request, ..) in &done {
+                        others[*request] = None;
+                    }
+                    if let Some(other) = others.iter().flatten().next() {
+                        awaited(began.elapsed(), *other);
+                        pause(awaiting, looks);
+                        looks += 1;
+                    }
                 }
             },
         );

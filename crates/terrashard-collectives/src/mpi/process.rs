@@ -4,15 +4,16 @@ use std::env;
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Sender};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ::mpi::environment;
 use ::mpi::topology::{Communicator as _, SimpleCommunicator};
 
 use super::lock;
 use super::worker::{Job, Worker};
+use crate::local::{GRACE, LOOK, Patience};
 use crate::{Call, Error, Result};
 
 /// How long MPI may take to end the run before this process ends by itself, which the launcher notices.
@@ -26,11 +27,17 @@ const OPEN_MPI: &str = "OMPI_COMM_WORLD_RANK";
 const PRECEDENCE: Duration = Duration::from_millis(200);
 const PRECEDENCE_WITHIN: Duration = Duration::from_secs(2);
 
+/// Between two looks whether a group's thread has ended.
+const CLOSING: Duration = Duration::from_millis(1);
+
 /// One rank of the run.
 #[derive(Debug)]
 pub(super) struct Process {
     rank: usize,
     ranks: usize,
+    patience: Patience,
+    /// When a rank was first waited for in vain.
+    given_up: OnceLock<Instant>,
     /// Why no further call can complete, once that is so.
     lost: Mutex<Option<Error>>,
     /// Groups that this rank has proposed a tag for. The group of all ranks has the tag 0.
@@ -45,10 +52,12 @@ struct Thread {
 }
 
 impl Process {
-    pub(super) fn new(rank: usize, ranks: usize) -> Self {
+    pub(super) fn new(rank: usize, ranks: usize, patience: Patience) -> Self {
         Self {
             rank,
             ranks,
+            patience,
+            given_up: OnceLock::new(),
             lost: Mutex::new(None),
             proposed: AtomicUsize::new(0),
             threads: Mutex::new(Vec::new()),
@@ -57,6 +66,23 @@ impl Process {
 
     pub(super) fn rank(&self) -> usize {
         self.rank
+    }
+
+    /// How long a rank is waited for.
+    pub(super) fn timeout(&self) -> Duration {
+        self.patience.timeout
+    }
+
+    /// Notes that a rank was waited for in vain, with the error that tells it. Called over and over by who cannot but go on waiting:
+    /// a process that does not end by that is ended. Returns why the run is lost.
+    pub(super) fn give_up(&self, error: impl FnOnce() -> Error) -> Error {
+        let lost = lock(&self.lost).get_or_insert_with(error).clone();
+        let since = self.given_up.get_or_init(Instant::now);
+        if since.elapsed() > GRACE {
+            (self.patience.abandoned)(&lost, &lost.to_string());
+            thread::sleep(LOOK);
+        }
+        lost
     }
 
     /// A tag that no rank proposes for another group.
@@ -116,29 +142,33 @@ impl Process {
         self.lost().unwrap_or(ended)
     }
 
-    /// Leaves all groups, and returns when their other ranks have left, too.
+    /// Leaves all groups, and returns when their other ranks have left, too, or when one was waited for in vain.
     pub(super) fn close(&self) {
         let threads = std::mem::take(&mut *lock(&self.threads));
         for thread in &threads {
             let _ = thread.jobs.send(Job::Leave);
         }
         for thread in threads {
+            while !thread.handle.is_finished() {
+                if self.given_up.get().is_some() {
+                    return;
+                }
+                thread::sleep(CLOSING);
+            }
             if thread.handle.join().is_err() {
                 self.end("a communication thread panicked");
             }
         }
     }
 
-    /// Ends the processes of all ranks for an error that others may have been given as well. The lowest rank speaks
-    /// for them: launchers do not take it well when many end the run at the same time.
-    pub(super) fn end_together(&self, error: &Error) -> ! {
-        let before = u32::try_from(self.rank).map_or(PRECEDENCE_WITHIN, |rank| PRECEDENCE * rank);
-        thread::sleep(before.min(PRECEDENCE_WITHIN));
-        self.end(&error.to_string())
-    }
-
-    /// Ends the processes of all ranks.
+    /// Ends the processes of all ranks. Where the run is lost already, others may have been given the same error, and the lowest
+    /// rank speaks for them: launchers do not take it well when many end the run at the same time.
     pub(super) fn end(&self, reason: &str) -> ! {
+        if self.lost().is_some() {
+            let before =
+                u32::try_from(self.rank).map_or(PRECEDENCE_WITHIN, |rank| PRECEDENCE * rank);
+            thread::sleep(before.min(PRECEDENCE_WITHIN));
+        }
         let reason = reason.lines().collect::<Vec<_>>().join("; ");
         // In one piece, so that lines of several ranks do not mix. Nobody is left to tell that it cannot be written.
         let line = format!("rank {} gave up: {reason}\n", self.rank);

@@ -1,9 +1,12 @@
 //! The thread that executes the calls of one group on one rank.
 
+use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
+use std::time::Duration;
 
+use ::mpi::datatype::Equivalence;
 use burn::tensor::TensorData;
 
 use super::exchange::{Awaiting, Exchange};
@@ -35,6 +38,25 @@ pub(super) enum Job {
     Leave,
 }
 
+/// The call that a rank waits for.
+struct Now {
+    call: Call,
+    /// Gives the rank an error, once, before the thread is done with the call.
+    fail: Cell<Option<Box<dyn FnOnce(Error)>>>,
+}
+
+impl Now {
+    fn new<T: 'static>(call: Call, reply: &Sender<Result<T>>) -> Self {
+        let reply = reply.clone();
+        // Nobody may wait for a reply any more. Of two replies, the first is heard.
+        let fail = move |error| drop(reply.send(Err(error)));
+        Self {
+            call,
+            fail: Cell::new(Some(Box::new(fail))),
+        }
+    }
+}
+
 pub(super) struct Worker {
     process: Arc<Process>,
     exchange: Exchange,
@@ -44,6 +66,8 @@ pub(super) struct Worker {
     rank: usize,
     /// The number of the next call.
     sequence: u64,
+    /// None once the rank has left.
+    now: Option<Now>,
 }
 
 impl Worker {
@@ -58,6 +82,7 @@ impl Worker {
             members: members.to_vec(),
             rank,
             sequence: 0,
+            now: None,
         }
     }
 
@@ -67,12 +92,15 @@ impl Worker {
         while let Ok(job) = jobs.recv() {
             let done = match job {
                 Job::Call { call, input, reply } => {
+                    self.now = Some(Now::new(call, &reply));
                     let outcome = self.call(call, input);
                     let done = outcome.as_ref().map(drop).map_err(Clone::clone);
                     let _ = reply.send(outcome);
                     done
                 }
                 Job::Split { color, reply } => {
+                    let call = Call::without_elements(Verb::Split);
+                    self.now = Some(Now::new(call, &reply));
                     let outcome = self.split(color);
                     let done = outcome.as_ref().map(drop).map_err(Clone::clone);
                     let _ = reply.send(outcome);
@@ -80,21 +108,62 @@ impl Worker {
                 }
                 Job::Leave => break,
             };
+            self.sequence += 1;
             if let Err(error) = done {
                 // All ranks of the group have seen the same headers, so none waits here any more.
                 self.process.lose(error);
                 return;
             }
         }
+        self.now = None;
         self.leave();
     }
 
-    fn call(&mut self, call: Call, input: TensorData) -> Result<TensorData> {
+    /// As [`Exchange::exchange`], with an end to all waiting.
+    fn exchange<'a, T: Equivalence + 'a>(
+        &self,
+        sends: impl IntoIterator<Item = (usize, &'a [T])>,
+        receives: impl IntoIterator<Item = (usize, &'a mut [T])>,
+        awaiting: Awaiting,
+    ) {
+        let awaited = |since, other| self.awaited(since, self.members[other]);
+        self.exchange.exchange(sends, receives, awaiting, awaited);
+    }
+
+    /// Gives the run up where the rank `other` has been waited for too long.
+    fn awaited(&self, since: Duration, other: usize) {
+        let timeout = self.process.timeout();
+        if since < timeout {
+            return;
+        }
+        let (waiting, sequence, seconds) = (self.process.rank(), self.sequence, timeout.as_secs());
+        let error = || match &self.now {
+            Some(Now { call, .. }) => Error::Stalled {
+                rank: other,
+                waiting,
+                sequence,
+                call: *call,
+                seconds,
+            },
+            None => Error::Transport {
+                reason: format!(
+                    "rank {other} has neither ended nor made a call for {seconds} s after rank {waiting} has ended; \
+                     TERRASHARD_TIMEOUT sets how long"
+                ),
+            },
+        };
+        let error = self.process.give_up(error);
+        if let Some(fail) = self.now.as_ref().and_then(|now| now.fail.take()) {
+            fail(error);
+        }
+    }
+
+    fn call(&self, call: Call, input: TensorData) -> Result<TensorData> {
         self.agree(Header::Call(call))?;
         Ok(with_element!(call.dtype, E => self.carry::<E>(call, input)))
     }
 
-    fn split(&mut self, color: usize) -> Result<(Arc<[usize]>, usize)> {
+    fn split(&self, color: usize) -> Result<(Arc<[usize]>, usize)> {
         let tag = self.process.propose_tag();
         let headers = self.agree(Header::Split { color, tag })?;
         let parts = headers.iter().map(|header| match *header {
@@ -126,12 +195,11 @@ impl Worker {
     }
 
     /// Tells the others what this rank does next, and returns what each rank does, if it is the same call.
-    fn agree(&mut self, mine: Header) -> Result<Vec<Header>> {
+    fn agree(&self, mine: Header) -> Result<Vec<Header>> {
         let own = mine.call().expect("a call, not a farewell");
         let headers = self.headers(mine)?;
         let gone = self.farewells(&headers, "");
         let sequence = self.sequence;
-        self.sequence += 1;
         if let Some((rank, reason)) = gone {
             return Err(match reason {
                 Some(reason) => Error::Poisoned { rank, reason },
@@ -186,7 +254,7 @@ impl Worker {
             .map(|words| words.as_mut_slice())
             .enumerate();
         let receives = receives.filter(|(other, _)| *other != self.rank);
-        self.exchange.exchange(sends, receives, Awaiting::Ranks);
+        self.exchange(sends, receives, Awaiting::Ranks);
         let read = |(other, words): (usize, Words)| {
             Header::decode(words).ok_or_else(|| Error::Transport {
                 reason: format!(
@@ -212,7 +280,7 @@ impl Worker {
         let sends = self.others().filter(|_| leaves(self.rank));
         let receives = texts.iter_mut().enumerate();
         let receives = receives.filter(|&(other, _)| other != self.rank && leaves(other));
-        self.exchange.exchange(
+        self.exchange(
             sends.map(|other| (other, own.as_slice())),
             receives.map(|(other, text)| (other, text.as_mut_slice())),
             Awaiting::Elements,
@@ -253,13 +321,13 @@ impl Worker {
             Verb::Broadcast { root } if root == self.rank => {
                 let elements = E::raw(elements::<E>(&input));
                 let sends = self.others().map(|other| (other, elements));
-                self.exchange.exchange(sends, [], Awaiting::Elements);
+                self.exchange(sends, [], Awaiting::Elements);
                 input
             }
             Verb::Broadcast { root } => {
                 let mut received = vec![E::default(); len];
                 let receive = (root, E::raw_mut(&mut received));
-                self.exchange.exchange([], [receive], Awaiting::Elements);
+                self.exchange([], [receive], Awaiting::Elements);
                 flat(received)
             }
             Verb::Barrier | Verb::Split => input,
@@ -274,7 +342,7 @@ impl Worker {
         // Chunks have at least one element; there are none where the piece is empty.
         let width = mine.len().max(1);
         let receives = received.chunks_exact_mut(width).map(E::raw_mut);
-        self.exchange.exchange(
+        self.exchange(
             self.others()
                 .map(|other| (other, E::raw(&own[bounds(other)]))),
             self.others().zip(receives),
@@ -306,7 +374,7 @@ impl Worker {
             }
         }
         let sends = self.others().map(|other| (other, E::raw(mine)));
-        self.exchange.exchange(sends, receives, Awaiting::Elements);
+        self.exchange(sends, receives, Awaiting::Elements);
         flat(result)
     }
 }

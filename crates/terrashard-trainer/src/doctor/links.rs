@@ -72,8 +72,9 @@ pub(super) fn measure(options: &DoctorOptions) -> Result<Option<Vec<Bandwidth>>>
         (None, device) if device.check().is_err() => 1,
         (None, Device::Cpu | Device::CpuLibTorch) => options.ranks,
     };
+    let gpu = crew.gpu();
     let rows = crew.run(ranks, |communicator| {
-        let gpu = crew.gpu().unwrap_or(communicator.rank());
+        let gpu = gpu.unwrap_or(communicator.rank());
         let device = match communicator.ranks() {
             1 => return Ok((communicator.rank() == 0).then(Vec::new)),
             ranks => options.device.of_rank(gpu, ranks, Arithmetic::default())?,

@@ -7,6 +7,8 @@ use std::sync::Arc;
 use terrashard_collectives::Communicator;
 use terrashard_collectives::bootstrap::Launched;
 use terrashard_collectives::local::Patience;
+#[cfg(feature = "mpi")]
+use terrashard_collectives::mpi::{self, MpiWorld};
 #[cfg(feature = "nccl")]
 use terrashard_collectives::nccl::{NcclWorld, Options};
 use terrashard_collectives::sockets::World;
@@ -27,6 +29,9 @@ pub(crate) enum Crew {
     Alone,
     /// This process is one of them, as its launcher has said, on the processor.
     Sockets(Box<World>),
+    /// This process is one of them, as `mpirun` has said, on the processor.
+    #[cfg(feature = "mpi")]
+    Mpi(Box<MpiWorld>),
     /// This process is one of them, as its launcher has said, on a GPU.
     #[cfg(feature = "nccl")]
     Process(NcclWorld),
@@ -42,8 +47,26 @@ impl Crew {
         match Launched::from_environment()? {
             Some(launched) if launched.ranks > 1 => Self::of_processes(&launched, device),
             Some(_) => Ok(Self::Alone),
-            None => Ok(Self::Threads),
+            None => Self::under_mpirun(device),
         }
+    }
+
+    /// As a launcher of MPI says, where no other has started this process. GPUs do not communicate through MPI.
+    #[cfg(feature = "mpi")]
+    fn under_mpirun(device: Device) -> Result<Self> {
+        Ok(match mpi::started() {
+            Some(2..) if !matches!(device, Device::Cuda) => {
+                let patience = Patience::from_environment(abandoned)?;
+                Self::Mpi(Box::new(MpiWorld::init(patience)?))
+            }
+            Some(1) => Self::Alone,
+            _ => Self::Threads,
+        })
+    }
+
+    #[cfg(not(feature = "mpi"))]
+    fn under_mpirun(_: Device) -> Result<Self> {
+        Ok(Self::Threads)
     }
 
     fn of_processes(launched: &Launched, device: Device) -> Result<Self> {
@@ -76,6 +99,8 @@ impl Crew {
         match self {
             Self::Threads | Self::Alone => None,
             Self::Sockets(world) => Some(world.communicator()),
+            #[cfg(feature = "mpi")]
+            Self::Mpi(world) => Some(Arc::new(world.communicator())),
             #[cfg(feature = "nccl")]
             Self::Process(world) => Some(Arc::new(world.communicator())),
         }
@@ -106,6 +131,8 @@ impl Crew {
     pub(crate) fn gpu(&self) -> Option<usize> {
         match self {
             Self::Threads | Self::Alone | Self::Sockets(_) => None,
+            #[cfg(feature = "mpi")]
+            Self::Mpi(_) => None,
             #[cfg(feature = "nccl")]
             Self::Process(world) => Some(world.gpu()),
         }
@@ -122,6 +149,10 @@ impl Crew {
             Self::Threads | Self::Alone => Readers::Alone,
             Self::Sockets(world) => {
                 Readers::Together(world.communicator(), burn::tensor::Device::flex())
+            }
+            #[cfg(feature = "mpi")]
+            Self::Mpi(world) => {
+                Readers::Together(Arc::new(world.communicator()), burn::tensor::Device::flex())
             }
             #[cfg(feature = "nccl")]
             Self::Process(world) => {
