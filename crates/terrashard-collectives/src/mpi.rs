@@ -312,10 +312,13 @@ impl Communicator for MpiCommunicator {
         Ok(Arc::new(Self::start(process, members, tag)?))
     }
 
-    /// Ends the processes of all ranks, after a line on standard error that names this rank and `reason`. Does not
-    /// return.
+    /// Ends the processes of all ranks, after a line on standard error that names this rank and `reason`. Returns only where that is no
+    /// more than what the run is lost by already: whoever is given that error may know what it was met in.
     fn abort(&self, reason: &str) {
-        self.0.process.end(reason)
+        let process = &self.0.process;
+        if process.lost().is_none_or(|lost| lost.to_string() != reason) {
+            process.end(reason)
+        }
     }
 
     fn traffic(&self) -> Traffic {

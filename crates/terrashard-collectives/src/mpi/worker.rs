@@ -38,11 +38,13 @@ pub(super) enum Job {
     Leave,
 }
 
+type Fail = Box<dyn FnOnce(Error)>;
+
 /// The call that a rank waits for.
 struct Now {
     call: Call,
     /// Gives the rank an error, once, before the thread is done with the call.
-    fail: Cell<Option<Box<dyn FnOnce(Error)>>>,
+    fail: Cell<Option<Fail>>,
 }
 
 impl Now {
