@@ -12,7 +12,7 @@ use terrashard_tests::backend::Backend;
 use terrashard_tests::fixture::{Fixture, Tensors};
 use terrashard_tests::hash;
 use terrashard_tests::training::{Batch, Role, Run, forward, insert_states, optimizer_config};
-use terrashard_zero::{Error, Initial, StateKind, ZeroConfig, ZeroOptimizer};
+use terrashard_zero::{Error, Initial, Offload, StateKind, ZeroConfig, ZeroOptimizer};
 
 const STEPS: u64 = 20;
 /// Input pixels: the least at which every attention has several keys.
@@ -24,6 +24,7 @@ fn train(
     backend: Backend,
     stage: Stage,
     dtype: ElementType,
+    offload: Offload,
     ranks: usize,
     accumulate: usize,
 ) -> Tensors {
@@ -46,15 +47,16 @@ fn train(
         let model = model.init(&device).expect("a valid model");
         let config = ZeroConfig {
             clip_norm: Some(1.0),
+            offload,
             ..optimizer_config(&fixture.parity, run, accumulate)
         };
         let initial = Initial::Keyed(&hash::initial);
         let mut optimizer =
             ZeroOptimizer::new(&model, config, initial, Arc::new(communicator), &device)?;
-        let dtype = if dtype == ElementType::F64 {
-            DType::F64
-        } else {
-            DType::F32
+        let dtype = match dtype {
+            ElementType::F64 => DType::F64,
+            ElementType::Bf16 => DType::BF16,
+            _ => DType::F32,
         };
         let batch = Batch {
             fixture: &fixture,
@@ -133,10 +135,17 @@ const SHAPES: &[(usize, usize)] = &[(2, 1), (3, 1), (4, 1), (2, 3)];
 fn check(backend: Backend, shapes: &[(usize, usize)], dtype: ElementType, bound: f64) {
     for &(ranks, accumulate) in shapes {
         // The reference: one process over the same micro-batches.
-        let reference = train(backend, Stage::Zero, dtype, 1, ranks * accumulate);
+        let reference = train(
+            backend,
+            Stage::Zero,
+            dtype,
+            Offload::None,
+            1,
+            ranks * accumulate,
+        );
         let mut first: Option<Tensors> = None;
         for stage in [Stage::Zero, Stage::One, Stage::Two, Stage::Three] {
-            let got = train(backend, stage, dtype, ranks, accumulate);
+            let got = train(backend, stage, dtype, Offload::None, ranks, accumulate);
             let what =
                 format!("stage {stage}, {ranks} ranks, accumulation {accumulate}, {dtype:?}");
             compare(&got, &reference, bound, &what);
@@ -163,4 +172,16 @@ fn every_stage_trains_like_one_process_in_float32() {
 fn every_stage_trains_like_one_process_on_libtorch() {
     check(Backend::Tch, &[(2, 1)], ElementType::F64, 1e-10);
     check(Backend::Tch, &[(2, 3)], ElementType::F32, 1e-5);
+}
+
+/// Parameters of half precision lie in memory that the device reads by itself, and come from there piece by piece.
+#[cfg(feature = "tch")]
+#[test]
+fn parameters_in_host_memory_train_like_those_on_the_device() {
+    let train = |dtype, offload| train(Backend::Tch, Stage::Three, dtype, offload, 2, 1);
+    for dtype in [ElementType::Bf16, ElementType::F32] {
+        let on_device = train(dtype, Offload::Optimizer);
+        let in_host_memory = train(dtype, Offload::Parameters);
+        assert!(on_device == in_host_memory, "{dtype:?}: other bits");
+    }
 }

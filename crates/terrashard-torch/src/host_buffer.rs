@@ -12,6 +12,8 @@ pub struct HostBuffer {
     bytes: Tensor,
     is_pinned: bool,
     under_way: Option<Event>,
+    /// Whether what is under way writes here.
+    is_read_into: bool,
 }
 
 impl HostBuffer {
@@ -30,6 +32,7 @@ impl HostBuffer {
             bytes,
             is_pinned,
             under_way: None,
+            is_read_into: false,
         })
     }
 
@@ -45,6 +48,7 @@ impl HostBuffer {
     pub fn read(&mut self, from: &Tensor) -> Result<()> {
         self.wait()?;
         self.under_way = shim::copy_down(from, &mut self.bytes)?;
+        self.is_read_into = true;
         Ok(())
     }
 
@@ -58,6 +62,27 @@ impl HostBuffer {
         Ok(())
     }
 
+    /// The same for as many bytes as the tensor has, from byte `start` on. Copies of other parts may be under way.
+    ///
+    /// # Errors
+    /// [`Error::Exception`](crate::Error) if there are not as many.
+    pub fn write_part(&mut self, start: usize, to: &mut Tensor) -> Result<()> {
+        if self.is_read_into {
+            self.wait()?;
+        }
+        let bytes = (to.numel() * to.kind().elt_size_in_bytes()) as i64;
+        let part = self.bytes.f_narrow(0, start as i64, bytes);
+        let part = part.map_err(|error| Error::Exception {
+            call: "narrow",
+            text: error.to_string(),
+        })?;
+        // Copies to the device end in the order in which they begin: the last one's event is that of all.
+        if let Some(event) = shim::copy_up(&part, to)? {
+            self.under_way = Some(event);
+        }
+        Ok(())
+    }
+
     /// The bytes, once no copy is under way with them.
     ///
     /// # Errors
@@ -68,6 +93,7 @@ impl HostBuffer {
     }
 
     fn wait(&mut self) -> Result<()> {
+        self.is_read_into = false;
         self.under_way.take().map_or(Ok(()), Event::wait)
     }
 }

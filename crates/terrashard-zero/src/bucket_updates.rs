@@ -213,7 +213,7 @@ impl Gathers<'_> {
         if core.sharded_bucket(bucket) {
             let chunk = match parameter {
                 Resident::Device(chunk) => Resident::Device(chunk.cast(compute)),
-                Resident::Host(chunk) => Resident::Host(chunk),
+                in_host_memory => in_host_memory,
             };
             core.values_mut().chunks[bucket] = Some(chunk);
             return Ok(());

@@ -3,7 +3,8 @@
 //! Each function is for tensors of LibTorch; for those of another backend it says so and does nothing, and the portable way is
 //! taken.
 
-use std::sync::Once;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Device, Tensor};
@@ -236,6 +237,65 @@ impl HostElements {
             computed(self.buffer.write(&mut to))?;
         }
         Ok(tensor)
+    }
+}
+
+/// Elements of host memory as a tensor on `device`, by way of memory that the device reads by itself. `None` where it is not LibTorch's.
+///
+/// # Errors
+/// [`Error::Compute`].
+pub(crate) fn uploaded(bytes: &[u8], dtype: DType, device: &Device) -> Result<Option<Tensor<1>>> {
+    if torch(&Tensor::empty([0], (device, dtype))).is_none() {
+        return Ok(None);
+    }
+    let mut elements = HostElements::new(bytes.len() / dtype.size(), dtype)?;
+    elements.bytes()?.copy_from_slice(bytes);
+    elements.into_tensor(device).map(Some)
+}
+
+/// Parameters that stay in host memory, of which a device takes pieces by itself.
+#[derive(Clone, Debug)]
+pub(crate) struct HostValues {
+    elements: Arc<Mutex<HostElements>>,
+    len: usize,
+    dtype: DType,
+}
+
+impl From<HostElements> for HostValues {
+    fn from(elements: HostElements) -> Self {
+        let (len, dtype) = (elements.len, elements.dtype);
+        Self {
+            elements: Arc::new(Mutex::new(elements)),
+            len,
+            dtype,
+        }
+    }
+}
+
+impl HostValues {
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.len * self.dtype.size()
+    }
+
+    /// These elements as a tensor on `device`, LibTorch's, where they arrive before they are used.
+    ///
+    /// # Errors
+    /// [`Error::Compute`].
+    pub(crate) fn range(&self, range: Range<usize>, device: &Device) -> Result<Tensor<1>> {
+        let tensor = Tensor::empty([range.len()], (device, self.dtype));
+        if let Some(mut to) = torch(&tensor) {
+            let start = range.start * self.dtype.size();
+            computed(self.lock().buffer.write_part(start, &mut to))?;
+        }
+        Ok(tensor)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HostElements> {
+        self.elements.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

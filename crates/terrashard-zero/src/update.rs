@@ -180,7 +180,7 @@ impl BucketStates {
             #[cfg(feature = "tch")]
             Arrival::Host(elements) => return self.update_offloaded(update, parameter, elements),
         };
-        let in_host = matches!(parameter, Some(Resident::Host(_)));
+        let in_host = parameter.as_ref().is_some_and(Resident::is_in_host_memory);
         let parameter = parameter.map(|resident| resident.into_tensor(&self.device));
         let updated = if self.split == self.len {
             let value = self.update_host(update, parameter, gradient);
@@ -202,7 +202,7 @@ impl BucketStates {
             Tensor::cat(vec![host, on_device], 0)
         };
         Ok(Renewed::Resident(match in_host {
-            true => Resident::Host(updated.cast(dtype(update.compute)).into_data()),
+            true => Resident::placed(updated.cast(dtype(update.compute)), Offload::Parameters),
             false => Resident::Device(updated),
         }))
     }
@@ -215,22 +215,27 @@ impl BucketStates {
         parameter: Option<Resident>,
         mut gradient: crate::libtorch::HostElements,
     ) -> Result<Renewed> {
-        let stays = matches!(parameter, Some(Resident::Host(_)));
-        if stays || self.host.master.is_none() {
-            let parameter = parameter.map(|resident| match resident {
-                Resident::Host(data) => data,
-                Resident::Device(tensor) => tensor.into_data(),
-            });
+        let stays = parameter.as_ref().is_some_and(Resident::is_in_host_memory);
+        if self.host.master.is_none() {
+            let parameter = match parameter {
+                Some(Resident::Host(data)) => Some(data),
+                other => other.map(|resident| resident.into_tensor(&self.device).into_data()),
+            };
             let gradient = gradient.elements()?;
-            let value = update.in_host_memory(&mut self.host, parameter, gradient);
+            let value = Resident::Host(update.in_host_memory(&mut self.host, parameter, gradient));
             return Ok(Renewed::Resident(match stays {
-                true => Resident::Host(value),
-                false => Resident::Device(Resident::Host(value).into_tensor(&self.device)),
+                true => value,
+                false => Resident::Device(value.into_tensor(&self.device)),
             }));
         }
+        // What was there before goes first: its memory is taken again.
+        drop(parameter);
         let mut copy = crate::libtorch::HostElements::new(self.len, dtype(update.compute))?;
         update.update_host_buffer(&mut self.host, gradient.elements()?, copy.bytes()?);
-        Ok(Renewed::Host(copy))
+        Ok(match stays {
+            true => Renewed::Resident(Resident::Shared(copy.into())),
+            false => Renewed::Host(copy),
+        })
     }
 
     fn update_host(

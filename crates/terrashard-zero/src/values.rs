@@ -2,24 +2,41 @@
 
 use std::ops::Range;
 
+#[cfg(feature = "tch")]
+use burn::tensor::DType;
 use burn::tensor::{Device, Tensor, TensorData};
 
 use crate::config::Offload;
+#[cfg(feature = "tch")]
+use crate::libtorch::{HostElements, HostValues, uploaded};
 
 /// A run of elements on the device or in host memory.
 #[derive(Clone, Debug)]
 pub(crate) enum Resident {
     Device(Tensor<1>),
     Host(TensorData),
+    /// In host memory that the device reads by itself: what is no master weight, of LibTorch.
+    #[cfg(feature = "tch")]
+    Shared(HostValues),
 }
 
 impl Resident {
     /// A shard of parameters, where `offload` says that they live.
     pub(crate) fn placed(shard: Tensor<1>, offload: Offload) -> Self {
-        match offload {
-            Offload::Parameters => Self::Host(shard.into_data()),
-            Offload::None | Offload::Optimizer => Self::Device(shard),
+        if offload != Offload::Parameters {
+            return Self::Device(shard);
         }
+        #[cfg(feature = "tch")]
+        if matches!(shard.dtype(), DType::BF16 | DType::F16)
+            && let Ok(Some(elements)) = HostElements::of(&shard)
+        {
+            return Self::Shared(elements.into());
+        }
+        Self::Host(shard.into_data())
+    }
+
+    pub(crate) fn is_in_host_memory(&self) -> bool {
+        !matches!(self, Resident::Device(_))
     }
 
     /// These elements as a tensor on `device`.
@@ -28,10 +45,18 @@ impl Resident {
             Resident::Device(tensor) => tensor.clone().slice(range),
             Resident::Host(data) => {
                 let size = data.dtype().size();
-                let bytes = data.as_bytes()[range.start * size..range.end * size].to_vec();
-                let part = TensorData::from_bytes_vec(bytes, [range.len()], data.dtype());
+                let bytes = &data.as_bytes()[range.start * size..range.end * size];
+                #[cfg(feature = "tch")]
+                if let Ok(Some(uploaded)) = uploaded(bytes, data.dtype(), device) {
+                    return uploaded;
+                }
+                let part = TensorData::from_bytes_vec(bytes.to_vec(), [range.len()], data.dtype());
                 Tensor::from_data(part, (device, data.dtype()))
             }
+            #[cfg(feature = "tch")]
+            Resident::Shared(values) => values
+                .range(range, device)
+                .expect("memory that a device reads by itself was given by it"),
         }
     }
 
@@ -41,8 +66,23 @@ impl Resident {
             Resident::Device(tensor) => tensor,
             Resident::Host(data) => {
                 let dtype = data.dtype();
+                #[cfg(feature = "tch")]
+                if let Ok(Some(uploaded)) = uploaded(data.as_bytes(), dtype, device) {
+                    return uploaded;
+                }
                 Tensor::from_data(data, (device, dtype))
             }
+            #[cfg(feature = "tch")]
+            Resident::Shared(_) => self.range(0..self.len(), device),
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Resident::Device(tensor) => tensor.dims()[0],
+            Resident::Host(data) => data.num_elements(),
+            #[cfg(feature = "tch")]
+            Resident::Shared(values) => values.len(),
         }
     }
 
@@ -50,14 +90,16 @@ impl Resident {
         match self {
             Resident::Device(tensor) => tensor.dims()[0] * tensor.dtype().size(),
             Resident::Host(data) => data.as_bytes().len(),
+            #[cfg(feature = "tch")]
+            Resident::Shared(values) => values.bytes(),
         }
     }
 
     fn device_bytes(&self) -> usize {
-        match self {
-            Resident::Device(_) => self.bytes(),
-            Resident::Host(_) => 0,
+        if self.is_in_host_memory() {
+            return 0;
         }
+        self.bytes()
     }
 }
 
@@ -110,13 +152,7 @@ impl Values {
                     .expect("a piece of a chunk is only recorded where its bucket has one");
                 Some(chunk.range(*offset..offset + len, device))
             }
-            Held::Shard(resident) => {
-                let len = match resident {
-                    Resident::Device(tensor) => tensor.dims()[0],
-                    Resident::Host(data) => data.num_elements(),
-                };
-                Some(resident.range(0..len, device))
-            }
+            Held::Shard(resident) => Some(resident.range(0..resident.len(), device)),
         }
     }
 
