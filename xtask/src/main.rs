@@ -21,6 +21,7 @@ mod parity;
 mod reference;
 mod sanitize;
 mod scene;
+mod schedules;
 mod soak;
 mod step;
 mod test;
@@ -74,6 +75,8 @@ enum Command {
     Scene(scene::Args),
     /// Seeded faults in tiny trainings: no hang, no other bits, no checkpoint lost.
     Torture(torture::Args),
+    /// Ranks as threads whose every step a scheduler chooses: no order of events deadlocks or changes a bit.
+    Schedules(schedules::Args),
     /// Training, testing, saving and predicting in a loop: memory, descriptors, threads and files stay flat.
     Soak(soak::Args),
     /// Benchmarks.
@@ -100,6 +103,7 @@ fn main() -> ExitCode {
         Command::Libtorch(args) => libtorch::run(&args),
         Command::Scene(args) => scene::run(&args),
         Command::Torture(args) => torture::run(&args),
+        Command::Schedules(args) => schedules::run(&args),
         Command::Soak(args) => soak::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Compare(args) => compare::run(&args),

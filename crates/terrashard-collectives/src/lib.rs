@@ -52,6 +52,7 @@ pub mod nccl;
 mod scramble;
 pub mod sockets;
 mod sum;
+mod sync;
 mod traffic;
 mod verb;
 

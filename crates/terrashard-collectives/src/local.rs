@@ -9,8 +9,10 @@
 //! added in segments which the waiting ranks claim from a counter.
 
 mod group;
-#[cfg(test)]
+#[cfg(all(test, not(feature = "shuttle")))]
 mod orders;
+#[cfg(all(test, feature = "shuttle"))]
+mod schedules;
 mod work;
 
 use std::any::Any;

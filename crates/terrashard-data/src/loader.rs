@@ -2,9 +2,17 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::thread::JoinHandle;
+#[cfg(not(feature = "shuttle"))]
+use std::{
+    sync::mpsc::{Receiver, SyncSender, sync_channel},
+    thread::{Builder, JoinHandle},
+};
 
+#[cfg(feature = "shuttle")]
+use shuttle::{
+    sync::mpsc::{Receiver, SyncSender, sync_channel},
+    thread::{Builder, JoinHandle},
+};
 use terrashard_layout::{BatchShape, SampleOrder};
 
 use crate::{Batch, Chips, Error, Result};
@@ -128,7 +136,7 @@ impl Loader {
             let (sender, batches) = sync_channel(0);
             let chips = chips.clone();
             let work = move || prepare(&chips, &order, options, turn, &sender);
-            let thread = std::thread::Builder::new()
+            let thread = Builder::new()
                 .name(format!("loader {rank}.{turn}"))
                 .spawn(work);
             let thread = thread.map_err(|e| Error::Setting {

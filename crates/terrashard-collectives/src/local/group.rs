@@ -1,12 +1,12 @@
 //! What the ranks of one run share: the calls that are open in each group, who has left, and why the run is lost.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use burn::tensor::TensorData;
 
 use super::work::Work;
+use crate::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use crate::{Call, Error, Result, Verb};
 
 /// Ranks that make calls together: all of a run, or those of one color.
@@ -343,7 +343,7 @@ impl Group {
     }
 
     /// Whether [`Self::complete`] returns at once.
-    #[cfg(test)]
+    #[cfg(all(test, not(feature = "shuttle")))]
     pub(super) fn is_settled(&self, slot: &Slot) -> bool {
         let state = self.lock();
         let has_ended = |presence| presence == Presence::Ended;

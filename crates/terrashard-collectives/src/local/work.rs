@@ -1,17 +1,21 @@
 //! What is left to do of a call once all ranks have published their inputs.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard};
 
 use burn::tensor::TensorData;
 
 use crate::element::{elements, with_element};
 use crate::sum::Summand;
+use crate::sync::atomic::{AtomicUsize, Ordering};
+use crate::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard};
 use crate::{Call, Error, Result, Verb};
 
 /// Elements of an all-reduce that one rank claims at a time.
+#[cfg(not(feature = "shuttle"))]
 const SEGMENT: usize = 1 << 16;
+/// So few that ranks share the short sums that schedules are taken of.
+#[cfg(feature = "shuttle")]
+const SEGMENT: usize = 2;
 
 /// The inputs of all ranks for one call, and the sum that they share.
 #[derive(Debug)]
@@ -151,7 +155,7 @@ impl<F: Fn()> Drop for Claim<'_, F> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
     use burn::tensor::FloatDType;
