@@ -5,8 +5,9 @@ use terrashard_data::{
     BandSelection, Finding, Level, SceneFiles, SceneOptions, Split, inspect, unreadable,
 };
 
+use crate::concerns::{Concern, concerns};
 use crate::config::{Config, SceneEntry};
-use crate::dataset::{entry_scaling, scene_options, target_options};
+use crate::dataset::{Dataset, entry_scaling, scene_options, target_options};
 use crate::error::{Error, Result};
 
 /// What `check --json` prints.
@@ -29,6 +30,17 @@ pub fn check(config: &Config) -> Inspected {
     let mut findings = Vec::new();
     for entry in &config.data.scenes {
         check_scene(config, entry, &mut findings);
+    }
+    // Of scenes that a training would refuse the parts say nothing.
+    if findings.iter().all(|finding| finding.level != Level::Wrong) {
+        let dataset = match config.model.superres {
+            true => Dataset::stream_with_targets(config),
+            false => Dataset::stream(config),
+        };
+        // What keeps them from being put together is told by the training, which has more to say of it.
+        let concerns = dataset.and_then(|dataset| concerns(config, &dataset));
+        let concerns = concerns.unwrap_or_default().into_iter();
+        findings.extend(concerns.map(Concern::finding));
     }
     let of_level = |level| findings.iter().filter(|f| f.level == level).count();
     Inspected {

@@ -31,6 +31,7 @@ pub mod band_stack;
 pub mod checkpoints;
 pub mod chipping;
 pub mod commands;
+mod concerns;
 pub mod config;
 pub mod console;
 pub mod dataset;

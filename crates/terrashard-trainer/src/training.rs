@@ -47,6 +47,7 @@ use terrashard_collectives::local::{self, LocalCommunicator, Patience, RunError}
 use terrashard_data::Chips;
 use terrashard_layout::{BatchShape, Offload, RankBytes, SampleOrder, ShardTable, Stage, Window};
 
+use crate::concerns::{Concern, concerns};
 use crate::config::{Batch, Config, Device, Length};
 use crate::console::tell;
 use crate::dataset::Dataset;
@@ -188,7 +189,8 @@ pub fn fit(config: &Config, options: &FitOptions) -> Result<Fitted> {
         chips,
         validation,
         panels,
-    } = samples(config, ranks)?;
+        concerns,
+    } = samples(config, ranks, crew.leads())?;
     let batch = Batch::resolve(&config.train, ranks)?;
     let Found {
         start,
@@ -203,8 +205,10 @@ pub fn fit(config: &Config, options: &FitOptions) -> Result<Fitted> {
     )?;
     if crew.leads() {
         // Also where a run is to be quiet, as errors are told.
+        let concerns = concerns.iter().map(Concern::line);
         warnings
-            .iter()
+            .into_iter()
+            .chain(concerns)
             .for_each(|warning| tell(&format!("warning: {warning}")));
     }
     let length = config.train.length();
@@ -315,10 +319,11 @@ struct Samples {
     chips: Arc<Chips>,
     validation: Option<Validation>,
     panels: Option<Panels>,
+    concerns: Vec<Concern>,
 }
 
-/// Those of a configuration, for this many ranks.
-fn samples(config: &Config, ranks: usize) -> Result<Samples> {
+/// Those of a configuration, for this many ranks. The one that `leads` looks at what is suspicious of them.
+fn samples(config: &Config, ranks: usize, leads: bool) -> Result<Samples> {
     settings::check_model(config)?;
     let dataset = match config.model.superres {
         true => Dataset::open_with_targets(config)?,
@@ -337,6 +342,10 @@ fn samples(config: &Config, ranks: usize) -> Result<Samples> {
         chips: Arc::new(chips),
         validation,
         panels: Panels::of(config, &dataset)?,
+        concerns: match leads {
+            true => concerns(config, &dataset)?,
+            false => Vec::new(),
+        },
     })
 }
 

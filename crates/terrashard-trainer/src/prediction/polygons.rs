@@ -1,11 +1,11 @@
-//! The areas of a map of classes as GeoJSON ([RFC 7946](https://www.rfc-editor.org/rfc/rfc7946)).
+//! The areas of a map of classes as GeoJSON ([RFC 7946](https://www.rfc-editor.org/rfc/rfc7946)) or GeoParquet.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
 use serde_json::{Value, json};
-use terrashard_data::{Area, Outlines};
+use terrashard_data::{Area, GroundArea, Outlines, WRITES_GEOPARQUET, write_geoparquet};
 use terrashard_raster::{Samples, Window};
 
 use super::lonlat::LonLat;
@@ -16,6 +16,42 @@ const READ_BYTES: usize = 16 << 20;
 
 /// The flag that asks for it.
 pub(crate) const FLAG: &str = "--polygons";
+
+/// How areas are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Format {
+    GeoJson,
+    GeoParquet,
+}
+
+impl Format {
+    /// By the ending of the file's name.
+    fn of(output: &Path) -> Self {
+        let ending = output.extension().unwrap_or_default();
+        match ["parquet", "geoparquet"]
+            .iter()
+            .any(|name| ending.eq_ignore_ascii_case(name))
+        {
+            true => Self::GeoParquet,
+            false => Self::GeoJson,
+        }
+    }
+}
+
+/// Refuses a file of a format that this build does not write.
+///
+/// # Errors
+/// [`Error::InvalidValue`].
+pub(super) fn check(output: &Path) -> Result<()> {
+    match Format::of(output) == Format::GeoParquet && !WRITES_GEOPARQUET {
+        true => Err(Error::invalid(
+            FLAG,
+            output.display(),
+            "a name that ends in .geojson, or a build with `--features geoparquet`",
+        )),
+        false => Ok(()),
+    }
+}
 
 /// Writes the areas of every class but the background of a finished map. Returns their number. Memory is that of the areas'
 /// corners.
@@ -43,7 +79,11 @@ pub(crate) fn write(map: &Path, output: &Path) -> Result<usize> {
         ".{}.partial",
         output.file_name().unwrap_or_default().to_string_lossy()
     ));
-    let written = collection(&temporary, &areas, &lonlat);
+    let grounded = areas.iter().map(|area| grounded(area, &lonlat));
+    let written = match Format::of(output) {
+        Format::GeoJson => collection(&temporary, grounded),
+        Format::GeoParquet => columns(&temporary, grounded),
+    };
     if written.is_err() {
         // Best effort: the error that is told is the first one.
         let _ = fs::remove_file(&temporary);
@@ -53,15 +93,14 @@ pub(crate) fn write(map: &Path, output: &Path) -> Result<usize> {
     Ok(areas.len())
 }
 
-fn collection(path: &Path, areas: &[Area], lonlat: &LonLat) -> Result<()> {
+fn collection(path: &Path, areas: impl Iterator<Item = Result<GroundArea>>) -> Result<()> {
     let failed = |error: io::Error| Error::write(path)(error);
     let mut file = BufWriter::new(File::create(path).map_err(failed)?);
     let head = b"{\"type\":\"FeatureCollection\",\"features\":[";
     file.write_all(head).map_err(failed)?;
-    for (index, area) in areas.iter().enumerate() {
+    for (index, area) in areas.enumerate() {
         let separator = if index == 0 { "\n" } else { ",\n" };
-        let feature = feature(area, lonlat)?;
-        write!(file, "{separator}{feature}").map_err(failed)?;
+        write!(file, "{separator}{}", feature(&area?)).map_err(failed)?;
     }
     file.write_all(b"\n]}\n").map_err(failed)?;
     let file = file
@@ -70,7 +109,23 @@ fn collection(path: &Path, areas: &[Area], lonlat: &LonLat) -> Result<()> {
     file.sync_all().map_err(failed)
 }
 
-fn feature(area: &Area, lonlat: &LonLat) -> Result<Value> {
+fn columns(path: &Path, areas: impl Iterator<Item = Result<GroundArea>>) -> Result<()> {
+    let failed = |error: io::Error| Error::write(path)(error);
+    let file = File::create(path).map_err(failed)?;
+    let file = write_geoparquet(file, areas, failed)?;
+    file.sync_all().map_err(failed)
+}
+
+fn feature(area: &GroundArea) -> Value {
+    json!({
+        "type": "Feature",
+        "geometry": { "type": "Polygon", "coordinates": area.rings },
+        "properties": { "class": area.class, "pixels": area.pixels },
+    })
+}
+
+/// An area in longitude and latitude.
+fn grounded(area: &Area, lonlat: &LonLat) -> Result<GroundArea> {
     let ring = |(index, ring): (usize, &Vec<(usize, usize)>)| -> Result<Vec<[f64; 2]>> {
         let points = ring.iter().map(|point| lonlat.at(FLAG, *point));
         let mut points = points.collect::<Result<Vec<_>>>()?;
@@ -81,12 +136,16 @@ fn feature(area: &Area, lonlat: &LonLat) -> Result<Value> {
         }
         Ok(points)
     };
-    let rings = area.rings.iter().enumerate().map(ring);
-    Ok(json!({
-        "type": "Feature",
-        "geometry": { "type": "Polygon", "coordinates": rings.collect::<Result<Vec<_>>>()? },
-        "properties": { "class": area.class, "pixels": area.pixels },
-    }))
+    Ok(GroundArea {
+        class: area.class,
+        pixels: area.pixels,
+        rings: area
+            .rings
+            .iter()
+            .enumerate()
+            .map(ring)
+            .collect::<Result<_>>()?,
+    })
 }
 
 /// Twice the area that a ring encloses, positive where it runs counter-clockwise.

@@ -69,7 +69,10 @@ impl Targets {
             }
         }
         let polygons = match &options.polygons {
-            Some(path) => files(options, polygons::FLAG, path, "geojson")?,
+            Some(path) => {
+                polygons::check(path)?;
+                files(options, polygons::FLAG, path, "geojson")?
+            }
             None => Vec::new(),
         };
         let targets = Self {

@@ -68,7 +68,7 @@ pub fn verify(config: &Config, device: Device, steps: u64) -> Result<Verificatio
         return Err(Error::invalid("--steps", 0, "at least 1"));
     }
     let ranks = config.zero.ranks.count(device);
-    let chips = samples(config, ranks)?.chips;
+    let chips = samples(config, ranks, false)?.chips;
     let batch = Batch::resolve(&config.train, ranks)?;
     let (reference_ranks, reference_batch) = reference(config, ranks, batch);
     let plain = Config {

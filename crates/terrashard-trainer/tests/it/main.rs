@@ -5,6 +5,7 @@
 mod ckpt;
 mod classes;
 mod commands;
+mod concerns;
 mod damage;
 mod doctor;
 mod documented;

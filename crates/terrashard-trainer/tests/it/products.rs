@@ -104,6 +104,29 @@ fn geo_04_bands_in_separate_files_are_one_scene() {
     assert!(bytes("one.tif") == bytes("two.tif"));
 }
 
+/// Read back in the tests of `terrashard-data`, which are run with the feature.
+#[test]
+fn areas_as_geoparquet_need_a_build_with_it_before_anything_is_predicted() {
+    let folder = Folder::new();
+    folder.model(&small(2), (32, 8), |_, _| {});
+    folder.image("image.tif", (60, 40), 2, None, pattern);
+    let line = ["image.tif", "-o", "map.tif", "--polygons", "areas.parquet"];
+    if cfg!(feature = "geoparquet") {
+        folder.predict(&line);
+        let bytes = std::fs::read(folder.path("areas.parquet")).unwrap();
+        assert!(bytes.starts_with(b"PAR1") && bytes.ends_with(b"PAR1"));
+        return;
+    }
+    let output = folder.command(&line).output().unwrap();
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{told}");
+    assert!(
+        told.contains("a build with `--features geoparquet`"),
+        "{told}"
+    );
+    assert!(!folder.path("map.tif").exists());
+}
+
 #[test]
 fn areas_are_polygons_in_degrees_and_items_describe_files() {
     let folder = Folder::new();
