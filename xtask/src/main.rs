@@ -57,8 +57,8 @@ enum Command {
     Coverage(coverage::Args),
     /// Licences, versions, known weaknesses and sources of all dependencies. Needs `cargo-deny`, and the network unless `--offline`.
     Deny(deny::Args),
-    /// The kernels of the host optimizer under the address sanitizer. Needs a nightly compiler, on Linux.
-    Sanitize,
+    /// The kernels of the host optimizer, and whatever reads files, under the address sanitizer. Needs a nightly compiler, on Linux.
+    Sanitize(sanitize::Args),
     /// The book in `docs/` as a site, in `target/book`. Needs mdBook.
     Book(book::Args),
     /// API documentation of all crates, warnings are errors.
@@ -94,7 +94,7 @@ fn main() -> ExitCode {
         Command::Reference => reference::run(),
         Command::Coverage(args) => coverage::run(&args),
         Command::Deny(args) => deny::run(&args),
-        Command::Sanitize => sanitize::run(),
+        Command::Sanitize(args) => sanitize::run(&args),
         Command::Book(args) => book::run(&args),
         Command::Doc(args) => doc::run(&args),
         Command::Package(args) => package::run(&args),

@@ -12,8 +12,6 @@ const LONG_FILES: &[(&str, &str)] = &[];
 
 /// Files, or folders where the path ends in `/`, that may contain `unsafe`.
 const UNSAFE: &[&str] = &[
-    // A tensor's bytes as a slice, shared by the ranks of one process.
-    "crates/terrashard-collectives/src/tensor.rs",
     // Advice to the system about a range of memory.
     "crates/terrashard-zero/src/host/pages.rs",
     // NCCL: the library that is opened, the driver's streams and events, and verbs over pointers that were checked.
