@@ -7,6 +7,7 @@
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
+use terrashard_trainer::planning;
 
 use super::job::{Error, Job, Precision, Sharding};
 use super::processes::{self, Program};
@@ -148,7 +149,7 @@ pub fn run(
         };
         search(
             most,
-            |size| foretell(size) <= limit,
+            |size| planning::fits(foretell(size), limit),
             |size| {
                 if began.elapsed() > bench.total {
                     return Outcome::Over;
@@ -185,7 +186,7 @@ fn trial(job: &Job, sought: Sought, foretold: u64, limit: u64, bench: &StagesBen
         batch_per_rank: job.batch,
         limit_gib: gib(limit),
         foretold_gib: gib(foretold),
-        foretold: foretold <= limit,
+        foretold: planning::fits(foretold, limit),
         fits: measured.is_some(),
         measured,
         error,

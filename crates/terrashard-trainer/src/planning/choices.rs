@@ -4,7 +4,7 @@ use serde::Serialize;
 use terrashard_layout::{Offload, Stage};
 
 use super::dry_run::Starts;
-use super::{Laid, Planned};
+use super::{Laid, Planned, fits};
 use crate::config::{Device, Recompute, RecomputeChoice};
 
 /// Sizes of micro-batches that are shown.
@@ -98,7 +98,7 @@ impl Planned<'_> {
                 workspace: step.at_peak.workspace,
                 host: laid.held.bytes.host + step.host,
                 total: step.peak,
-                fits: memory.map(|memory| step.peak <= memory),
+                fits: memory.map(|memory| fits(step.peak, memory)),
             }
         });
         Choice {
@@ -108,11 +108,11 @@ impl Planned<'_> {
             wire: laid.wire.total(),
             micro_batches: micro_batches.collect(),
             largest: memory.and_then(|memory| {
-                let fits = |samples| {
+                let with = |samples| {
                     let step = self.footprint(laid, recompute, side, samples, Starts::Alone);
-                    step.peak <= memory
+                    fits(step.peak, memory)
                 };
-                largest(LARGEST, fits)
+                largest(LARGEST, with)
             }),
         }
     }
@@ -126,11 +126,11 @@ impl Planned<'_> {
     ) -> Option<usize> {
         let multiple = self.config.model.multiple();
         let most = (self.config.data.chip.saturating_sub(1)) / multiple;
-        let fits = |times| {
+        let with = |times| {
             let step = self.footprint(laid, recompute, times * multiple, 1, Starts::Alone);
-            step.peak <= memory
+            fits(step.peak, memory)
         };
-        largest(most, fits).map(|times| times * multiple)
+        largest(most, with).map(|times| times * multiple)
     }
 }
 
@@ -182,6 +182,22 @@ mod tests {
         }
         assert_eq!(largest(9, |_| false), None);
         assert_eq!(largest(0, |_| true), None);
+    }
+
+    /// What fitted on a GPU of 16 GiB, and what did not, of XL with 43, 44, 154 and 156 blocks and of B5 with 31 and 32 samples.
+    #[test]
+    fn what_was_seen_to_fit_fits() {
+        let gib = |number: f64| (number * f64::from(1 << 30)) as u64;
+        for (foretold, did) in [
+            (15.691, true),
+            (15.967, false),
+            (15.767, true),
+            (15.962, false),
+            (15.891, true),
+            (16.367, false),
+        ] {
+            assert_eq!(fits(gib(foretold), gib(16.0)), did, "{foretold} GiB");
+        }
     }
 
     #[test]
