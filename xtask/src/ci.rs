@@ -25,9 +25,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let clippy = || cargo(&["clippy", "--workspace", "--all-targets"]);
     let strict = ["--", "-D", "warnings"];
     named("clippy", clippy().args(strict).run())?;
-    let cloud = ["-p", "terrashard-raster", "--features", "cloud"];
-    let clippy_of_cloud = cargo(&["clippy", "--all-targets"]).args(cloud).args(strict);
-    named("clippy with the feature cloud", clippy_of_cloud.run())?;
+    for [package, feature] in test::BY_THEMSELVES {
+        let clippy = cargo(&["clippy", "--all-targets", "-p", package]);
+        let clippy = clippy.args(["--features", feature]).args(strict);
+        named("clippy of a feature", clippy.run())?;
+    }
     match LibTorch::found() {
         Ok(libtorch) => {
             let clippy = with_libtorch(clippy(), &libtorch).args(strict);

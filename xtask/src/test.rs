@@ -1,5 +1,5 @@
-//! `cargo xtask test`: all tests with one closing line over all test binaries, those of reading from elsewhere with the feature that
-//! the default build lacks, and some runs of `cargo xtask torture`.
+//! `cargo xtask test`: all tests with one closing line over all test binaries, with those of features that the default build lacks, and
+//! some runs of `cargo xtask torture`.
 
 use std::fmt;
 use std::time::Instant;
@@ -8,6 +8,13 @@ use crate::error::Result;
 use crate::libtorch::LibTorch;
 use crate::torture;
 use crate::workspace::{self, with_libtorch};
+
+/// Packages with features that the default build lacks. Their dependencies are small; with the whole workspace they would build much of
+/// it a second time.
+pub(crate) const BY_THEMSELVES: [[&str; 2]; 2] = [
+    ["terrashard-raster", "cloud"],
+    ["terrashard-data", "geoparquet"],
+];
 
 #[derive(clap::Args, Default)]
 pub(crate) struct Args {
@@ -21,9 +28,6 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     let mut step = workspace::cargo(&["test", "--workspace", "--no-fail-fast"]);
-    // By itself: with the whole workspace it would build much of it a second time.
-    let cloud = workspace::cargo(&["test", "-p", "terrashard-raster", "--features", "cloud"])
-        .args(["--lib", "--test", "remote"]);
     if args.tch {
         step = with_libtorch(step, &LibTorch::found()?);
     }
@@ -34,7 +38,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let mut tally = Tally::default();
     let mut result = step.run_lines(|line| tally.add(line));
     if !args.tch && args.args.is_empty() {
-        result = result.and(cloud.run_lines(|line| tally.add(line)));
+        for [package, feature] in BY_THEMSELVES {
+            let step = workspace::cargo(&["test", "-p", package, "--features", feature]);
+            let step = step.args(["--lib", "--tests"]);
+            result = result.and(step.run_lines(|line| tally.add(line)));
+        }
     }
     println!(
         "xtask test: {tally}, {:.1} s",

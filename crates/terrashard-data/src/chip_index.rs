@@ -3,6 +3,7 @@
 //! GeoJSON is RFC 7946 (<https://www.rfc-editor.org/rfc/rfc7946>): longitude and latitude on WGS 84. What is ours stands in the member
 //! `terrashard`, which other readers leave aside.
 
+use std::io::{self, Write};
 use std::path::{Component, Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -128,9 +129,8 @@ pub struct IndexedChip {
     pub footprint: Option<Vec<[f64; 2]>>,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Deserialize)]
 struct Collection {
-    r#type: String,
     terrashard: ChipHeader,
     features: Vec<Feature>,
 }
@@ -197,18 +197,34 @@ impl ChipIndex {
 
     /// The index as GeoJSON, with paths relative to the folder that it will lie in.
     pub fn to_geojson(&self, path: &Path) -> String {
+        let mut text = Vec::new();
+        self.write_geojson(path, &mut text)
+            .expect("memory takes what is written to it");
+        String::from_utf8(text).expect("JSON is UTF-8")
+    }
+
+    /// The same chip by chip, for the many of a whole product.
+    ///
+    /// # Errors
+    /// Those of `to`.
+    pub fn write_geojson(&self, path: &Path, mut to: impl Write) -> io::Result<()> {
         let folder = folder(path);
         let mut header = self.header.clone();
         header
             .dropped
             .iter_mut()
             .for_each(|chip| chip.image = relative(&chip.image, &folder));
-        let feature = |(id, chip): (usize, &IndexedChip)| {
+        let header = serde_json::to_string(&header)?;
+        write!(
+            to,
+            "{{\"type\":\"FeatureCollection\",\"terrashard\":{header},\"features\":["
+        )?;
+        for (id, chip) in self.chips.iter().enumerate() {
             let mut chip = chip.clone();
             chip.files
                 .paths()
                 .for_each(|path| *path = relative(path, &folder));
-            Feature {
+            let feature = Feature {
                 r#type: "Feature".to_owned(),
                 id,
                 geometry: chip.footprint.take().map(|ring| Geometry {
@@ -216,14 +232,13 @@ impl ChipIndex {
                     coordinates: vec![ring],
                 }),
                 properties: chip,
+            };
+            if id > 0 {
+                to.write_all(b",")?;
             }
-        };
-        let collection = Collection {
-            r#type: "FeatureCollection".to_owned(),
-            terrashard: header,
-            features: self.chips.iter().enumerate().map(feature).collect(),
-        };
-        serde_json::to_string(&collection).expect("plain data") + "\n"
+            serde_json::to_writer(&mut to, &feature)?;
+        }
+        to.write_all(b"]}\n")
     }
 }
 

@@ -78,8 +78,11 @@ pub fn cut(scenes: &[(ChipFiles, Arc<Scene>)], options: &CutOptions) -> Result<C
                 (Part::Train, Some(stride)) => tile(region, options.chip, stride)?,
                 _ => partition(region, options.chip)?,
             };
-            for window in windows {
-                let counts = class_counts(&scene.labels(window)?, scene.classes());
+            let mut counts = vec![Vec::new(); windows.len()];
+            for at in by_blocks(&windows, scene.metadata().block) {
+                counts[at] = class_counts(&scene.labels(windows[at])?, scene.classes());
+            }
+            for (window, counts) in windows.into_iter().zip(counts) {
                 let [col, row, width, height] =
                     [window.col, window.row, window.width, window.height];
                 match reason(
@@ -122,6 +125,18 @@ pub fn cut(scenes: &[(ChipFiles, Arc<Scene>)], options: &CutOptions) -> Result<C
         });
     }
     Ok(index)
+}
+
+/// The places of windows in the order in which the least of an image has to be kept while they are read: block after block of its
+/// file.
+fn by_blocks(windows: &[Window], (width, height): (usize, usize)) -> Vec<usize> {
+    let block = |at: &usize| {
+        let window = &windows[*at];
+        (window.row / height.max(1), window.col / width.max(1))
+    };
+    let mut order: Vec<usize> = (0..windows.len()).collect();
+    order.sort_by_key(block);
+    order
 }
 
 /// Why a chip is left out, if it is.

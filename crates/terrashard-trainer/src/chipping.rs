@@ -6,12 +6,13 @@ use serde::Serialize;
 use terrashard_data::{
     ChipFiles, CutOptions, CutReport, Selection, Shares, SplitRule, cut, write_files,
 };
+use terrashard_raster::is_url;
 
 use crate::config::{Config, SceneEntry};
 use crate::dataset::{Dataset, entry_scaling};
 use crate::error::{Error, Result};
 use crate::output_file;
-use crate::run_directory::replace;
+use crate::run_directory::replace_with;
 
 /// How scenes are split.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,11 +88,11 @@ pub fn chip(config: &Config, request: &ChipRequest) -> Result<Chipped> {
             SplitBy::Blocks(side) => SplitRule::Blocks { side, shares },
         },
     };
-    // Without a mask there is nothing to train on, but images may be wanted beside it. Each window is read about once, so that nothing
-    // is kept of it.
+    // Without a mask there is nothing to train on, but images may be wanted beside it. Each window is read about once and block after
+    // block, so that little is kept of it.
     let dataset = match data.scenes.iter().any(|scene| scene.highres.is_some()) {
-        true => Dataset::stream_with_targets(config)?,
-        false => Dataset::stream(config)?,
+        true => Dataset::pass_with_targets(config)?,
+        false => Dataset::pass(config)?,
     };
     let mut scenes = Vec::with_capacity(data.scenes.len());
     for (entry, opened) in data.scenes.iter().zip(dataset.scenes()) {
@@ -111,10 +112,9 @@ pub fn chip(config: &Config, request: &ChipRequest) -> Result<Chipped> {
     if let Some(folder) = folder {
         std::fs::create_dir_all(folder).map_err(Error::write(folder))?;
     }
-    replace(
-        &request.output,
-        index.to_geojson(&request.output).as_bytes(),
-    )?;
+    replace_with(&request.output, |file| {
+        index.write_geojson(&request.output, file)
+    })?;
     Ok(Chipped {
         file: request.output.clone(),
         scenes: scenes.len(),
@@ -129,7 +129,10 @@ fn files(
     entry: &SceneEntry,
     image: &dyn terrashard_raster::RasterSource,
 ) -> Result<ChipFiles> {
-    let whole = |path: &Path| std::path::absolute(path).map_err(Error::read(path));
+    let whole = |path: &Path| match is_url(path) {
+        true => Ok(path.to_owned()),
+        false => std::path::absolute(path).map_err(Error::read(path)),
+    };
     let some = |path: &Option<PathBuf>| path.as_deref().map(whole).transpose();
     let offset = match entry.offset {
         Some(_) => Some(entry_scaling(&config.data.scaling, entry, image)?.offset),

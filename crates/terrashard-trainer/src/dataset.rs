@@ -44,7 +44,7 @@ impl Dataset {
     /// # Errors
     /// [`crate::Error::Data`].
     pub fn open(config: &Config) -> Result<Self> {
-        Self::read(config, Keep::Decoded, |scene, _| Ok(scene))
+        Self::read(config, Keep::Decoded, |scene, _, _| Ok(scene))
     }
 
     /// The same with the images at high resolution, for a model with a branch for them.
@@ -52,8 +52,8 @@ impl Dataset {
     /// # Errors
     /// [`crate::Error::Data`]; [`Error::InvalidValue`] for a scene that names no such image.
     pub fn open_with_targets(config: &Config) -> Result<Self> {
-        Self::read(config, Keep::Decoded, |scene, entry| {
-            with_target(config, scene, entry)
+        Self::read(config, Keep::Decoded, |scene, entry, limits| {
+            with_target(config, scene, entry, limits)
         })
     }
 
@@ -62,7 +62,7 @@ impl Dataset {
     /// # Errors
     /// [`crate::Error::Data`].
     pub fn stream(config: &Config) -> Result<Self> {
-        Self::read(config, Keep::Nothing, |scene, _| Ok(scene))
+        Self::read(config, Keep::Nothing, |scene, _, _| Ok(scene))
     }
 
     /// As [`Dataset::open_with_targets`], each window read from the files when it is asked for.
@@ -70,8 +70,26 @@ impl Dataset {
     /// # Errors
     /// As [`Dataset::open_with_targets`].
     pub fn stream_with_targets(config: &Config) -> Result<Self> {
-        Self::read(config, Keep::Nothing, |scene, entry| {
-            with_target(config, scene, entry)
+        Self::read(config, Keep::Nothing, |scene, entry, limits| {
+            with_target(config, scene, entry, limits)
+        })
+    }
+
+    /// As [`Dataset::stream`], for one pass along the blocks of the files, of which few are kept.
+    ///
+    /// # Errors
+    /// [`crate::Error::Data`].
+    pub fn pass(config: &Config) -> Result<Self> {
+        Self::read(config, Keep::Blocks, |scene, _, _| Ok(scene))
+    }
+
+    /// As [`Dataset::stream_with_targets`], for one pass along the blocks of the files, of which few are kept.
+    ///
+    /// # Errors
+    /// As [`Dataset::open_with_targets`].
+    pub fn pass_with_targets(config: &Config) -> Result<Self> {
+        Self::read(config, Keep::Blocks, |scene, entry, limits| {
+            with_target(config, scene, entry, limits)
         })
     }
 
@@ -79,7 +97,7 @@ impl Dataset {
     fn read(
         config: &Config,
         keep: Keep,
-        complete: impl Fn(Scene, &SceneEntry) -> Result<Scene>,
+        complete: impl Fn(Scene, &SceneEntry, ReadLimits) -> Result<Scene>,
     ) -> Result<Self> {
         let data = &config.data;
         let mut options = scene_options(
@@ -90,7 +108,7 @@ impl Dataset {
         );
         let cache = match keep {
             Keep::Decoded => data.cache_bytes,
-            Keep::Nothing => 0,
+            Keep::Nothing | Keep::Blocks => 0,
         };
         options.cache_bytes = cache;
         let cache = Arc::new(TileCache::new(cache));
@@ -102,6 +120,7 @@ impl Dataset {
         let each = match keep {
             Keep::Decoded => each / 4,
             Keep::Nothing => each.max(PASS_BYTES.min(data.cache_bytes)),
+            Keep::Blocks => PASS_BYTES.min(data.cache_bytes),
         };
         let mut limits = ReadLimits::default();
         limits.cache_bytes = limits.cache_bytes.min(each);
@@ -126,7 +145,7 @@ impl Dataset {
                 }
                 None => scene,
             };
-            let scene = Arc::new(complete(scene, entry)?);
+            let scene = Arc::new(complete(scene, entry, limits)?);
             let [train, validation, test] = parts.of_scene(entry, &scene)?;
             Ok(Split {
                 scene,
@@ -298,7 +317,12 @@ pub(crate) fn indexed_scenes(path: &Path) -> Result<Vec<SceneEntry>> {
 }
 
 /// A scene with the image at high resolution that its entry names.
-fn with_target(config: &Config, scene: Scene, entry: &SceneEntry) -> Result<Scene> {
+fn with_target(
+    config: &Config,
+    scene: Scene,
+    entry: &SceneEntry,
+    limits: ReadLimits,
+) -> Result<Scene> {
     let Some(path) = &entry.highres else {
         return Err(Error::invalid(
             "data.scenes",
@@ -309,7 +333,7 @@ fn with_target(config: &Config, scene: Scene, entry: &SceneEntry) -> Result<Scen
     };
     let source: Box<dyn RasterSource> = match config.data.scenes.len() > HELD_OPEN {
         true => Box::new(Reopened::new(path)?),
-        false => terrashard_raster::open(path)?,
+        false => terrashard_raster::open_with(path, limits)?,
     };
     Ok(scene.with_target(source, &target_options(&config.data.highres))?)
 }
@@ -333,6 +357,8 @@ enum Keep {
     Decoded,
     /// Not.
     Nothing,
+    /// Not, and of the files no more than one pass along their blocks needs.
+    Blocks,
 }
 
 /// The scaling of a scene: that of all, with its own offset where it has one.

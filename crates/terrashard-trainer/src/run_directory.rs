@@ -14,7 +14,7 @@
 //! | `.lock` | held by the `fit` that runs |
 
 use std::fs::{self, File, TryLockError};
-use std::io::Write;
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -228,10 +228,26 @@ fn append(path: &Path, record: &impl Serialize) -> Result<()> {
 /// # Errors
 /// [`Error::Write`].
 pub fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
+    replace_with(path, |file| file.write_all(bytes))
+}
+
+/// The same with what `write` writes.
+///
+/// # Errors
+/// [`Error::Write`].
+pub fn replace_with(
+    path: &Path,
+    write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
+) -> Result<()> {
     let mut name = path.file_name().unwrap_or_default().to_os_string();
     name.push(".tmp");
     let temporary = path.with_file_name(name);
-    fs::write(&temporary, bytes)
+    let written = || {
+        let mut file = BufWriter::new(File::create(&temporary)?);
+        write(&mut file)?;
+        file.flush()
+    };
+    written()
         .and_then(|()| fs::rename(&temporary, path))
         .map_err(|source| {
             // Best effort: the error that is told is the first one.
