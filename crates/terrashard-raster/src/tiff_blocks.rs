@@ -28,6 +28,36 @@ thread_local! {
     static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
+/// Inflates a whole stream, of which the first `expected` bytes are to be had in `out`. A writer may have filled up its last block: what is
+/// beyond the pixels is of no use, but it is read to its end, where the checksum of all is.
+fn inflated(
+    inflate: &mut Decompress,
+    packed: &[u8],
+    out: &mut [u8],
+    expected: usize,
+) -> std::result::Result<(), &'static str> {
+    let mut from = 0;
+    loop {
+        let (read, made) = (inflate.total_in(), inflate.total_out());
+        let status = inflate
+            .decompress(
+                &packed[read as usize..],
+                &mut out[from..],
+                FlushDecompress::None,
+            )
+            .map_err(|_| "corrupt stream")?;
+        from = expected.min(inflate.total_out() as usize);
+        match status {
+            Status::StreamEnd if inflate.total_out() >= expected as u64 => return Ok(()),
+            Status::StreamEnd => return Err("the stream ends early"),
+            _ if (inflate.total_in(), inflate.total_out()) == (read, made) => {
+                return Err("the stream ends early");
+            }
+            _ => {}
+        }
+    }
+}
+
 /// How the blocks of an image are coded, where it is in the common way.
 #[derive(Debug)]
 pub(crate) struct TiffBlocks {
@@ -129,22 +159,13 @@ impl TiffBlocks {
                 scratch.resize(expected + SPARE, 0);
             }
             let mut inflate = Decompress::new(true);
-            let status = inflate
-                .decompress(
-                    &packed,
-                    &mut scratch[..expected + SPARE],
-                    FlushDecompress::Finish,
-                )
-                .map_err(|_| undecodable("deflate: corrupt stream"))?;
-            let made = inflate.total_out() as usize;
-            // A writer may have filled up its last block; what is beyond the pixels is of no use.
-            let whole = match status {
-                Status::StreamEnd => made >= expected,
-                Status::Ok | Status::BufError => made == expected + SPARE,
-            };
-            if !whole {
-                return Err(undecodable("deflate: the stream ends early"));
-            }
+            let whole = inflated(
+                &mut inflate,
+                &packed,
+                &mut scratch[..expected + SPARE],
+                expected,
+            );
+            whole.map_err(|reason| undecodable(&format!("deflate: {reason}")))?;
             let samples = Samples::from_interleaved(
                 self.data_type,
                 &scratch[..expected],
@@ -158,5 +179,43 @@ impl TiffBlocks {
             }
             Ok(samples)
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use flate2::Compression;
+    use flate2::write::ZlibEncoder;
+
+    use super::*;
+
+    /// However much a stream makes beyond the pixels, its checksum is looked at.
+    #[test]
+    fn a_damaged_stream_is_told_however_long_it_is() {
+        let expected = 1000;
+        for made in [1000, 1010, 1000 + SPARE, 5000, 100_000] {
+            let bytes: Vec<u8> = (0..made).map(|i| (i * i / 7) as u8).collect();
+            let mut encoder = ZlibEncoder::new(Vec::new(), Compression::default());
+            encoder.write_all(&bytes).unwrap();
+            let whole = encoder.finish().unwrap();
+            let inflate = |packed: &[u8]| {
+                let mut out = vec![0; expected + SPARE];
+                let done = inflated(&mut Decompress::new(true), packed, &mut out, expected);
+                done.map(|()| out[..expected] == bytes[..expected])
+            };
+            assert_eq!(inflate(&whole), Ok(true), "{made}");
+            let mut damaged = whole.clone();
+            *damaged.last_mut().unwrap() ^= 1;
+            assert!(inflate(&damaged).is_err(), "{made}");
+            assert!(inflate(&whole[..whole.len() - 3]).is_err(), "{made}");
+        }
+        let short = [0x78, 0x9c, 0x03, 0x00, 0x00, 0x00, 0x00, 0x01];
+        let mut out = vec![0; expected + SPARE];
+        assert_eq!(
+            inflated(&mut Decompress::new(true), &short, &mut out, expected),
+            Err("the stream ends early")
+        );
     }
 }
