@@ -132,6 +132,11 @@ pub fn in_force(root: impl AsRef<Path>) -> Result<Option<u64>> {
     let root = root.as_ref();
     let path = root.join(LATEST);
     let mut text = Vec::new();
+    // A pipe would be waited for.
+    if path.exists() && !path.is_file() {
+        let found = "no regular file".into();
+        return Err(Error::Pointer { path, found });
+    }
     match File::open(&path) {
         Ok(file) => {
             // A name is short; whatever else is there is not read into memory.

@@ -159,6 +159,10 @@ impl ChipIndex {
             path: path.to_owned(),
             what,
         };
+        // A pipe would be waited for.
+        if path.exists() && !path.is_file() {
+            return Err(refuse("it is no regular file".into()));
+        }
         let text = std::fs::read_to_string(path)
             .map_err(|error| refuse(format!("it cannot be read: {error}")))?;
         let collection: Collection = serde_json::from_str(&text).map_err(|error| {

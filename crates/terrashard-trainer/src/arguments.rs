@@ -178,7 +178,7 @@ pub struct FitArguments {
     /// Leave out scenes of which a file is missing or damaged, and tell which; every file is read to its last pixel first
     #[arg(long)]
     pub skip_missing: bool,
-    /// End cleanly after this step, with a checkpoint saved, as SIGTERM and SIGUSR1 make it do after the step at hand; exit code 0
+    /// End cleanly after this step, with a checkpoint saved, as Ctrl-C, SIGTERM and SIGUSR1 make it do after the step at hand; exit code 0
     #[arg(long, value_name = "STEP")]
     pub stop_after: Option<u64>,
     #[command(flatten)]

@@ -7,9 +7,12 @@ mod scenes;
 mod shell;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::thread;
 
 use serde::Serialize;
+use signal_hook::consts::SIGXFSZ;
 use terrashard_layout::Stage;
 
 use crate::arguments::{
@@ -33,6 +36,9 @@ use crate::{doctor, evaluation, info, planning, prediction, report, statistics, 
 /// # Errors
 /// Whatever went wrong, with its exit code ([`Error::exit_code`]).
 pub fn run(arguments: Arguments) -> Result<()> {
+    // A file that may not become as large is an error where it is written, which says so, and not the end of the process.
+    let too_large = Arc::new(AtomicBool::new(false));
+    signal_hook::flag::register(SIGXFSZ, too_large).map_err(|source| Error::Signals { source })?;
     match arguments.command {
         Command::Fit(arguments) => fit(arguments),
         Command::Launch(arguments) => launch::launch(arguments),

@@ -6,7 +6,7 @@
 
 mod batch;
 mod device;
-mod file;
+pub(crate) mod file;
 mod keys;
 mod overrides;
 mod presets;

@@ -12,7 +12,7 @@ use terrashard_checkpoint::{
 };
 use terrashard_models::{HuggingFaceConfig, Import, ModelConfig, Origin, Told};
 
-use crate::config::{Band, DataSection};
+use crate::config::{self, Band, DataSection};
 use crate::error::{Error, Result};
 use crate::output_file;
 use crate::record::counted;
@@ -148,12 +148,11 @@ fn hugging_face(source: &Path) -> Result<(PathBuf, Told)> {
         }
     };
     let path = folder.join("config.json");
-    let text = std::fs::read(&path).map_err(Error::read(&path))?;
-    let config: HuggingFaceConfig =
-        serde_json::from_slice(&text).map_err(|error| Error::Syntax {
-            path,
-            message: error.to_string(),
-        })?;
+    let text = config::file::text(&path)?;
+    let config: HuggingFaceConfig = serde_json::from_str(&text).map_err(|error| Error::Syntax {
+        path,
+        message: error.to_string(),
+    })?;
     Ok((weights, config.told()?))
 }
 

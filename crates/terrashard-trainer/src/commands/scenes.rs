@@ -10,6 +10,7 @@ use crate::config::Config;
 use crate::console::{print, tell};
 use crate::error::{Error, Result};
 use crate::inspection::{self, Inspected};
+use crate::output_file;
 use crate::record::counted;
 use crate::statistics::{self, Surveyed};
 
@@ -146,6 +147,7 @@ pub(super) fn chip(arguments: &ChipArguments) -> Result<()> {
             expected,
         ));
     };
+    output_file::check("--output", &arguments.output, [arguments.config.as_path()])?;
     let chipped = chipping::chip(
         &config,
         &ChipRequest {

@@ -16,6 +16,9 @@ pub struct Batch {
     pub accumulate: usize,
 }
 
+/// More samples than any step has: room for a batch is made before it is read.
+const MOST_SAMPLES: usize = 1 << 20;
+
 impl Batch {
     /// How a step's samples are shared out; the ranks follow from the sizes.
     pub fn shape(&self) -> BatchShape {
@@ -71,6 +74,11 @@ impl Batch {
             .checked_mul(accumulate)
             .and_then(|samples| samples.checked_mul(ranks))
             .ok_or_else(|| unfit(format!("{micro} x {accumulate} x {ranks} is too large")))?;
+        if global > MOST_SAMPLES {
+            return Err(unfit(format!(
+                "{global} samples a step are more than {MOST_SAMPLES}"
+            )));
+        }
         match train.global_batch {
             Some(given) if given != global => Err(unfit(format!(
                 "global_batch = {given}, but {micro} x {accumulate} x {ranks} = {global}"
@@ -157,6 +165,7 @@ mod tests {
             [Some(12), None, Some(5)],
             [Some(12), Some(usize::MAX), None],
             [None, Some(usize::MAX), Some(2)],
+            [Some(3 << 20), None, None],
         ] {
             let error = resolve(sizes, 3).unwrap_err();
             assert!(error.to_string().contains("train.global_batch"), "{error}");
