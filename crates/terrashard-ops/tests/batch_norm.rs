@@ -48,6 +48,8 @@ impl SumOverRanks for Member {
 struct Tile {
     shape: [usize; 4],
     values: Vec<f64>,
+    /// In which it is computed.
+    dtype: DType,
 }
 
 impl Tile {
@@ -59,6 +61,7 @@ impl Tile {
             shape,
             // Tiles of other sizes have other means, or their weights would not show.
             values: values.iter().map(|x| f64::from(*x) + side as f64).collect(),
+            dtype: DType::F64,
         }
     }
 
@@ -70,7 +73,18 @@ impl Tile {
 
     fn tensor(&self, device: &Device) -> Tensor<4> {
         let data = TensorData::new(self.values.clone(), self.shape);
-        Tensor::from_data(data, (device, DType::F64))
+        Tensor::from_data(data, (device, self.dtype))
+    }
+
+    /// In another type, with the values that it has there.
+    fn of(self, dtype: DType) -> Self {
+        let data = TensorData::new(self.values, self.shape).convert_dtype(dtype);
+        let values = data.iter::<f64>().collect();
+        Self {
+            shape: self.shape,
+            values,
+            dtype,
+        }
     }
 }
 
@@ -88,7 +102,7 @@ fn pass(tile: &Tile, ranks: Arc<dyn SumOverRanks>) -> Seen {
     let device = Device::flex().autodiff();
     let mut norm = BatchNorm::new(CHANNELS, &device);
     let parameter = |values: [f64; CHANNELS]| {
-        let tensor = Tensor::<1>::from_data(TensorData::from(values), (&device, DType::F64));
+        let tensor = Tensor::<1>::from_data(TensorData::from(values), (&device, tile.dtype));
         Param::from_tensor(tensor.require_grad())
     };
     norm.weight = parameter([0.5, 1.0, 2.0]);
@@ -99,6 +113,7 @@ fn pass(tile: &Tile, ranks: Arc<dyn SumOverRanks>) -> Seen {
         ..Pass::new(Mode::Training)
     };
     let y = norm.forward(x.clone(), &pass);
+    assert_eq!(y.dtype(), tile.dtype);
     let gradients = (y.clone() * y.clone() * y.clone()).sum().backward();
     let host = |data: TensorData| data.iter::<f64>().collect::<Vec<_>>();
     let weights = [norm.weight.val(), norm.bias.val()];
@@ -181,6 +196,7 @@ fn b2_tiles_of_different_sizes_have_the_statistics_of_one_process() {
         values: (0..CHANNELS)
             .flat_map(|c| [tiles[0].channel(c), tiles[1].channel(c)].concat())
             .collect(),
+        dtype: DType::F64,
     };
     let expected = on_ranks(std::slice::from_ref(&whole)).remove(0);
     let gradient = |of: &Seen, tile: &Tile| Tile {
@@ -202,6 +218,38 @@ fn b2_tiles_of_different_sizes_have_the_statistics_of_one_process() {
         };
         let sums: Vec<f64> = (0..CHANNELS).map(sum).collect();
         check_near(&sums, &expected.gradients[parameter]);
+    }
+}
+
+/// Statistics are those of the values as they are, whatever type these are in: it is no type of the statistics.
+#[test]
+fn b2_narrow_types_have_the_statistics_of_double_precision() {
+    for (dtype, rounding) in [
+        (DType::F32, 1e-6),
+        (DType::F16, 2e-3),
+        (DType::BF16, 1.6e-2),
+    ] {
+        let tiles = [Tile::new("a", 1, 30), Tile::new("b", 1, 50)].map(|tile| tile.of(dtype));
+        let wide = tiles.clone().map(|tile| Tile {
+            dtype: DType::F64,
+            ..tile
+        });
+        let (seen, expected) = (on_ranks(&tiles), on_ranks(&wide));
+        assert_eq!(seen[0].running, seen[1].running, "the same on both ranks");
+        for (seen, expected) in seen.iter().zip(&expected) {
+            let near = |got: &[f64], expected: &[f64], bound: f64| {
+                for (got, expected) in got.iter().zip(expected) {
+                    let far = (got - expected).abs();
+                    assert!(
+                        far <= bound * (1.0 + expected.abs()),
+                        "{dtype:?}: {got} {expected}"
+                    );
+                }
+            };
+            near(&seen.running.mean, &expected.running.mean, 1e-6);
+            near(&seen.running.variance, &expected.running.variance, 1e-6);
+            near(&seen.output, &expected.output, 4.0 * rounding);
+        }
     }
 }
 

@@ -54,7 +54,7 @@ pub enum StepOutcome {
 /// Where a non-finite gradient came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Origin {
-    /// The rank whose own gradient was first not finite, in the order of micro-batches and backward; `None` where each
+    /// The rank whose own gradient, or what it gave to others before, was first not finite, in the order of micro-batches and passes; `None` where each
     /// was finite and only their sum overflowed.
     pub rank: Option<usize>,
     /// That micro-batch, from 0.

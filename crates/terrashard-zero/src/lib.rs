@@ -53,6 +53,7 @@ mod rule;
 mod segment;
 mod setup;
 mod sharded_parameters;
+mod signs;
 mod slots;
 mod state;
 mod training;

@@ -19,6 +19,7 @@ use crate::packing::{pack_whole, zeros};
 use crate::parameters::dtype;
 use crate::policy::{Extent, Policy, Reduce};
 use crate::reading::read_f64;
+use crate::signs::Signs;
 
 /// Buckets that may travel at once.
 const IN_FLIGHT: usize = 2;
@@ -62,8 +63,8 @@ pub(crate) struct Reducer {
     gradients: Vec<Option<Tensor<1>>>,
     /// For each row: whether a gradient came in this window.
     used: Vec<bool>,
-    /// Sums over this rank's own gradients, by micro-batch and bucket: where one is not finite, the gradient is not.
-    checks: Vec<Check>,
+    /// Whether all that is this rank's own is finite.
+    pub(crate) signs: Signs,
     /// Bytes of buffers on their way, now and at most.
     travelling: usize,
     travelling_peak: usize,
@@ -78,14 +79,6 @@ struct Travelling {
     bucket: usize,
     bytes: usize,
     pending: Pending,
-}
-
-/// The sum over one bucket of one micro-batch of this rank.
-#[derive(Debug)]
-struct Check {
-    micro_batch: usize,
-    bucket: usize,
-    sum: Tensor<1>,
 }
 
 impl Reducer {
@@ -123,7 +116,7 @@ impl Reducer {
             in_flight: VecDeque::new(),
             gradients: vec![None; table.buckets().len()],
             used: vec![false; table.rows().len()],
-            checks: Vec::new(),
+            signs: Signs::default(),
             travelling: 0,
             travelling_peak: 0,
             reduced: false,
@@ -222,7 +215,7 @@ impl Reducer {
         self.arrived.fill(None);
         self.gradients.fill(None);
         self.used.fill(false);
-        self.checks.clear();
+        self.signs.forget();
         self.reduced = false;
         self.micro_batches = 0;
     }
@@ -318,26 +311,9 @@ impl Reducer {
         self.drain(0)
     }
 
-    /// The first micro-batch of the window in which a gradient of this rank itself was not finite, and the first such
-    /// bucket of it. Ends the window's checks.
-    ///
-    /// # Errors
-    /// [`Error::Device`].
-    pub(crate) fn first_non_finite(&mut self) -> Result<Option<(usize, usize)>> {
-        let mut first: Option<(usize, usize)> = None;
-        for check in self.checks.drain(..) {
-            let place = (check.micro_batch, check.bucket);
-            let finite = read_f64(check.sum)?.iter().all(|sum| sum.is_finite());
-            if !finite && first.is_none_or(|first| place < first) {
-                first = Some(place);
-            }
-        }
-        Ok(first)
-    }
-
-    /// The window was good: its checks are not needed.
-    pub(crate) fn forget_checks(&mut self) {
-        self.checks.clear();
+    /// Notes that this rank gave numbers to others inside a pass.
+    pub(crate) fn gave(&mut self, finite: bool) {
+        self.signs.gave(self.micro_batches, finite);
     }
 
     /// The most bytes of buffers that travelled at once since the last call.
@@ -378,11 +354,7 @@ impl Reducer {
         let flats = pieces.iter().map(|piece| self.arrived[piece.row].take());
         let flats: Vec<_> = flats.collect();
         let buffer = self.packed(&table.buckets()[bucket], flats)?;
-        self.checks.push(Check {
-            micro_batch: self.micro_batches,
-            bucket,
-            sum: check_sum(&buffer),
-        });
+        self.signs.sum(self.micro_batches, bucket, &buffer);
         match self.policy.reduce {
             Reduce::EveryMicroBatch => self.send(bucket, buffer),
             Reduce::OncePerStep => {
@@ -468,16 +440,4 @@ impl Reducer {
 
 fn bytes(tensor: &Tensor<1>) -> usize {
     tensor.dims()[0] * tensor.dtype().size()
-}
-
-/// The sum over a buffer, in a type in which finite gradients do not overflow.
-fn check_sum(buffer: &Tensor<1>) -> Tensor<1> {
-    #[cfg(feature = "tch")]
-    if let Some(sum) = crate::libtorch::wide_sum(buffer) {
-        return sum;
-    }
-    match buffer.dtype() {
-        DType::F16 | DType::BF16 => buffer.clone().cast(DType::F32).sum(),
-        _ => buffer.clone().sum(),
-    }
 }

@@ -237,6 +237,13 @@ impl ShardedParameters {
         settled
     }
 
+    /// Notes that this rank gave numbers to others inside a forward or backward pass, such as its sums of a statistic over ranks, and
+    /// whether they were finite. Such sums carry a number that is not finite to all ranks at once; by what each gave,
+    /// [`crate::Origin`] names the rank where it began. Every rank notes the same exchanges in the same order.
+    pub fn note_given(&self, finite: bool) {
+        self.0.reducer().gave(finite);
+    }
+
     /// The table of all parameters.
     pub fn table(&self) -> &ShardTable {
         &self.0.table

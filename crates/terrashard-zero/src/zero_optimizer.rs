@@ -18,6 +18,7 @@ use crate::policy::Extent;
 use crate::reading::read_f64;
 use crate::setup::Initial;
 use crate::sharded_parameters::{ShardedParameters, Trained};
+use crate::signs::{Sign, Spoilt};
 use crate::update::BucketStates;
 
 /// Added to the norm by which gradients are clipped.
@@ -191,7 +192,7 @@ impl ZeroOptimizer {
                 })
             };
         }
-        core.reducer().forget_checks();
+        core.reducer().signs.forget();
         let clip = core
             .config
             .clip_norm
@@ -387,23 +388,30 @@ impl ZeroOptimizer {
     /// Where a non-finite gradient came from. Collective: every rank knows that there is one.
     fn origin(&self, gradients: &[Tensor<1>]) -> Result<Origin> {
         let core = &self.parameters.0;
-        let spoilt = core.reducer().first_non_finite()?;
+        let spoilt = core.reducer().signs.first()?;
         let place = self.first_non_finite(gradients)?;
-        let number = |place: Option<usize>| place.map_or(-1.0, |place| place as f64);
+        let own = spoilt.map_or([-1.0; 3], |Spoilt { micro_batch, sign }| {
+            let (kind, place) = match sign {
+                Sign::Given(number) => (0.0, number),
+                Sign::Bucket(bucket) => (1.0, bucket),
+            };
+            [micro_batch as f64, kind, place as f64]
+        });
         let own = [
-            number(spoilt.map(|(micro_batch, _)| micro_batch)),
-            number(spoilt.map(|(_, bucket)| bucket)),
-            number(place),
+            own[0],
+            own[1],
+            own[2],
+            place.map_or(-1.0, |place| place as f64),
         ];
         let own = Tensor::<1>::from_data(TensorData::from(own), (&core.device, DType::F64));
         let all = read_f64(core.groups.world.all_gather(own)?.wait()?)?;
-        // Statistics over ranks carry what is not finite to all of them, but later in backward than where it began.
-        let ranks = all.chunks(3).enumerate().filter(|(_, rank)| rank[0] >= 0.0);
-        let earlier = |a: &[f64], b: &[f64]| a[..2].partial_cmp(&b[..2]);
+        // Sums over ranks inside a pass carry what is not finite to all of them, but later than where it began.
+        let ranks = all.chunks(4).enumerate().filter(|(_, rank)| rank[0] >= 0.0);
+        let earlier = |a: &[f64], b: &[f64]| a[..3].partial_cmp(&b[..3]);
         let rank = ranks.min_by(|(_, a), (_, b)| earlier(a, b).unwrap_or(Ordering::Equal));
         let places = all
-            .chunks(3)
-            .map(|rank| rank[2])
+            .chunks(4)
+            .map(|rank| rank[3])
             .filter(|&place| place >= 0.0);
         let place = places.fold(f64::INFINITY, f64::min);
         let pieces = core

@@ -10,8 +10,8 @@ use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
 use terrashard_collectives::{Communicator, local};
 use terrashard_layout::Stage;
 use terrashard_zero::{
-    Error, Initial, Offload, Optimizer, Reduction, Sgd, StateKind, StepOutcome, ZeroConfig,
-    ZeroOptimizer,
+    Error, Initial, Offload, Optimizer, Precision, Reduction, Sgd, StateKind, StepOutcome,
+    ZeroConfig, ZeroOptimizer,
 };
 
 const STAGES: [Stage; 4] = [Stage::Zero, Stage::One, Stage::Two, Stage::Three];
@@ -322,21 +322,33 @@ fn shaped(matrix: DType, kernel: DType) -> Shaped {
 }
 
 /// Trains one step on `ranks` and gives both parameters.
-fn step_of(net: impl Fn() -> Shaped + Sync, stage: Stage, ranks: usize) -> Vec<Vec<Vec<f32>>> {
+fn step_of(
+    net: impl Fn() -> Shaped + Sync,
+    precision: Precision,
+    stage: Stage,
+    ranks: usize,
+) -> Vec<Vec<Vec<f32>>> {
+    let dtype = match precision {
+        Precision::Bf16 => DType::BF16,
+        _ => DType::F32,
+    };
     let results = local::run(ranks, |communicator| -> Result<_, Error> {
         let net = net();
         let communicator = Arc::new(communicator);
-        let config = config(stage, Reduction::Mean);
+        let config = ZeroConfig {
+            precision,
+            ..config(stage, Reduction::Mean)
+        };
         let device = Device::flex();
         let mut optimizer =
             ZeroOptimizer::new(&net, config, Initial::Module, communicator, &device)?;
         let autodiff = device.autodiff();
-        let anchor = Tensor::<1>::zeros([1], &autodiff);
+        let anchor = Tensor::<1>::zeros([1], (&autodiff, dtype));
         let entered = optimizer.enter(&net, &anchor);
         // The gradients of what is used transposed and permuted come back as views of that.
-        let matrix = entered.matrix.val().transpose() * counted([5, 3], &autodiff, DType::F32);
+        let matrix = entered.matrix.val().transpose() * counted([5, 3], &autodiff, dtype);
         let kernel = entered.kernel.val().permute([3, 1, 0, 2]);
-        let kernel = kernel * counted([1, 2, 4, 1], &autodiff, DType::F32);
+        let kernel = kernel * counted([1, 2, 4, 1], &autodiff, dtype);
         optimizer.backward(anchor + matrix.sum() + kernel.sum())?;
         optimizer.step(1.0, &[])?;
         let states = optimizer.whole_states(StateKind::Parameter)?;
@@ -360,26 +372,36 @@ fn expected_step() -> Vec<Vec<f32>> {
 fn d3_gradients_that_are_views_of_other_shapes_land_in_place() {
     for stage in STAGES {
         for ranks in 1..=3 {
-            for got in step_of(|| shaped(DType::F32, DType::F32), stage, ranks) {
+            for got in step_of(
+                || shaped(DType::F32, DType::F32),
+                Precision::F32,
+                stage,
+                ranks,
+            ) {
                 assert_eq!(got, expected_step(), "stage {stage}, {ranks} ranks");
             }
         }
     }
 }
 
-/// The type in which all parameters are kept follows from the settings, whatever types the module comes with.
+/// The type in which all parameters are kept follows from the settings, whatever types the module comes with: as where norms
+/// and head are of 32 bits and the rest of 16.
 #[test]
 fn d1_a_model_of_mixed_types_trains_in_one() {
     let mixed = [
         (DType::F64, DType::F32),
         (DType::BF16, DType::F32),
         (DType::F32, DType::F16),
+        (DType::BF16, DType::F16),
     ];
     for stage in STAGES {
         for (matrix, kernel) in mixed {
-            for got in step_of(|| shaped(matrix, kernel), stage, 2) {
-                let what = format!("stage {stage}, {matrix:?} and {kernel:?}");
-                assert_eq!(got, expected_step(), "{what}");
+            // All numbers are exact in 16 bits, so that both precisions take the same step.
+            for precision in [Precision::F32, Precision::Bf16] {
+                for got in step_of(|| shaped(matrix, kernel), precision, stage, 2) {
+                    let what = format!("stage {stage}, {precision:?}: {matrix:?} and {kernel:?}");
+                    assert_eq!(got, expected_step(), "{what}");
+                }
             }
         }
     }

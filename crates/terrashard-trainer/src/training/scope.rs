@@ -4,11 +4,10 @@
 use std::sync::{Arc, OnceLock};
 
 use burn::module::Module;
-use burn::tensor::{DType, Device, Tensor, TensorData};
-use terrashard_collectives::Communicator;
+use burn::tensor::Tensor;
 use terrashard_models::Scope;
 use terrashard_ops::{Alone, Masks, Mode, Pass, Recorder, Replay, SumOverRanks};
-use terrashard_zero::{Recompute, Round, Slots, ZeroOptimizer};
+use terrashard_zero::{Recompute, Round, ShardedParameters, Slots, ZeroOptimizer};
 
 use super::BlockSlots;
 use crate::config::{self, BatchNormStatistics, RecomputeChoice};
@@ -31,8 +30,7 @@ impl<'a> Training<'a> {
         masks: Masks,
     ) -> Self {
         let sums: Arc<dyn SumOverRanks> = Arc::new(RankSums {
-            communicator: optimizer.communicator().clone(),
-            device: optimizer.device().clone(),
+            parameters: optimizer.parameters().clone(),
         });
         let statistics = match batch_norm {
             BatchNormStatistics::Sync => sums.clone(),
@@ -118,26 +116,18 @@ impl Scope for Training<'_> {
 /// Sums over ranks inside forward and backward.
 #[derive(Debug)]
 struct RankSums {
-    communicator: Arc<dyn Communicator>,
-    device: Device,
+    parameters: ShardedParameters,
 }
 
 impl SumOverRanks for RankSums {
     fn sum(&self, values: &mut [f64]) {
-        let tensor = Tensor::<1>::from_data(TensorData::from(&*values), (&self.device, DType::F64));
-        let summed = self
-            .communicator
-            .all_reduce(tensor)
-            .and_then(|pending| pending.wait());
-        let summed = summed.map_err(|error| error.to_string()).and_then(|sum| {
-            let values = sum.into_data().try_to_vec::<f64>();
-            values.map_err(|error| format!("{error:?}"))
-        });
-        match summed {
+        let finite = values.iter().all(|value| value.is_finite());
+        self.parameters.note_given(finite);
+        match self.parameters.sum_over_ranks(values.to_vec()) {
             Ok(summed) => values.copy_from_slice(&summed),
             // Nothing can be returned from here. A failed group fails every later call as well, so the error comes back from the end
             // of the step, also where it was this rank's alone.
-            Err(reason) => self.communicator.abort(&reason),
+            Err(error) => self.parameters.communicator().abort(&error.to_string()),
         }
     }
 }

@@ -7,6 +7,7 @@ mod classes;
 mod commands;
 mod concerns;
 mod damage;
+mod divergence;
 mod doctor;
 mod documented;
 mod epochs;

@@ -143,7 +143,7 @@ impl Scenario {
         );
     }
 
-    fn write(
+    pub(crate) fn write(
         &self,
         name: &str,
         (width, height): (usize, usize),

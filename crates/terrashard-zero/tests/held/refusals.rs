@@ -180,6 +180,43 @@ fn where_a_gradient_was_first_not_finite_is_told() {
     }
 }
 
+/// As statistics over ranks do, whatever is not finite on one rank comes back to all within the pass.
+#[test]
+fn what_spreads_to_all_ranks_within_a_pass_is_told_of_the_rank_where_it_began() {
+    for stage in STAGES {
+        for (micro_batch, spoils) in [(0, 2), (1, 1), (1, 0)] {
+            let results = local::run(3, |communicator| -> Result<_, Error> {
+                let number = communicator.rank();
+                let config = ZeroConfig {
+                    accumulate: 2,
+                    nonfinite: NonFinite::Skip,
+                    ..config(stage)
+                };
+                let mut rank = Rank::new(config, communicator)?;
+                let mut told = Vec::new();
+                for is_spoilt in [false, true, false, true] {
+                    for m in 0..2 {
+                        let spoilt = is_spoilt && m >= micro_batch;
+                        // The rank where it begins gives it in the second exchange, all give it in the third.
+                        let parameters = rank.optimizer.parameters();
+                        parameters.note_given(true);
+                        parameters.note_given(!(spoilt && number == spoils));
+                        parameters.note_given(!spoilt);
+                        rank.backward(|_, _| if spoilt { f64::NAN } else { 1.0 })?;
+                    }
+                    if let StepOutcome::Skipped { origin, .. } = rank.optimizer.step(0.1, &[])? {
+                        told.push((origin.rank, origin.micro_batch));
+                    }
+                }
+                Ok(told)
+            });
+            for told in results.unwrap() {
+                assert_eq!(told, [(Some(spoils), micro_batch); 2], "stage {stage}");
+            }
+        }
+    }
+}
+
 #[test]
 fn f16_that_overflows_at_the_least_scale_ends_with_the_scale() {
     let mut config = ZeroConfig {
