@@ -41,7 +41,7 @@ pub(crate) const LOOK: Duration = Duration::from_millis(200);
 pub(crate) const GRACE: Duration = Duration::from_secs(3);
 
 /// The variable of [`Patience::from_environment`].
-const TIMEOUT: &str = "TERRASHARD_TIMEOUT";
+pub const TIMEOUT: &str = "TERRASHARD_TIMEOUT";
 
 /// How long ranks wait for each other.
 #[derive(Debug, Clone, Copy)]

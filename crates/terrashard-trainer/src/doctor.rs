@@ -6,6 +6,7 @@
 mod gpus;
 mod host;
 mod links;
+mod pairs;
 
 pub(crate) use host::space as free_space;
 
@@ -18,8 +19,10 @@ use crate::arguments::DeviceFlags;
 use crate::config::{Device, bytes};
 use crate::console::print;
 use crate::error::{Error, Result};
+use links::Links;
 
 pub use links::Bandwidth;
+pub use pairs::PairBandwidth;
 
 /// `terrashard doctor`.
 #[derive(Debug, Args)]
@@ -87,8 +90,10 @@ pub struct DoctorOptions {
 pub struct Checkup {
     /// One thing each.
     pub checks: Vec<Check>,
-    /// What ranks send each other in a second; nothing with one rank.
+    /// What ranks send each other in a second, all together; nothing with one rank.
     pub bandwidth: Vec<Bandwidth>,
+    /// The same between each two of them, by themselves.
+    pub pairs: Vec<PairBandwidth>,
     /// How many checks found a problem.
     pub problems: usize,
 }
@@ -155,20 +160,22 @@ impl Check {
 /// Looks at everything. Where ranks are processes, each of them calls it, and the first gets the answer.
 ///
 /// # Errors
-/// [`Error::Collective`], [`Error::Rank`] if ranks cannot talk.
+/// [`Error::Link`] if two ranks cannot talk, within [`Error::Rank`]; [`Error::Collective`] if they do not find each other.
 pub fn examine(options: &DoctorOptions) -> Result<Option<Checkup>> {
-    let Some(bandwidth) = links::measure(options)? else {
+    let Some(Links { pairs, all }) = links::measure(options)? else {
         return Ok(None);
     };
     let mut checks = host::checks(&options.folder);
     checks.extend(gpus::checks(options.device));
+    checks.extend(pairs::check(&pairs));
     let problems = checks
         .iter()
         .filter(|check| check.verdict == Verdict::Problem)
         .count();
     Ok(Some(Checkup {
         checks,
-        bandwidth,
+        bandwidth: all,
+        pairs,
         problems,
     }))
 }
@@ -213,6 +220,7 @@ mod tests {
                 Check::problem("port 1", "is taken", "set MASTER_PORT"),
             ],
             bandwidth: Vec::new(),
+            pairs: Vec::new(),
             problems: 1,
         };
         let expected = "\

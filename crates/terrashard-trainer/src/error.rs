@@ -238,6 +238,23 @@ pub enum Error {
     /// The ranks could not talk.
     #[error(transparent)]
     Collective(#[from] terrashard_collectives::Error),
+    /// Two ranks do not exchange bytes, as `doctor` has found.
+    #[error(
+        "ranks {first} and {second} cannot exchange bytes: {verb} of {bytes} bytes: {source}; NCCL_P2P_DISABLE=1 goes around a direct \
+         path that is broken, NCCL_SOCKET_IFNAME names the network interface"
+    )]
+    Link {
+        /// The lower of the two.
+        first: usize,
+        /// The other.
+        second: usize,
+        /// What was called.
+        verb: &'static str,
+        /// Bytes of the buffer.
+        bytes: u64,
+        /// What the communicator reports.
+        source: terrashard_collectives::Error,
+    },
     /// A checkpoint or model file cannot be used.
     #[error(transparent)]
     Checkpoint(Box<terrashard_checkpoint::Error>),
@@ -378,6 +395,7 @@ impl Error {
             | Error::NonFiniteGradient { .. }
             | Error::NotEqual { .. }
             | Error::Collective(_)
+            | Error::Link { .. }
             | Error::Save { .. }
             | Error::Signals { .. }
             | Error::CheckpointsDiffer { .. }

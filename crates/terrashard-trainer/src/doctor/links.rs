@@ -9,6 +9,7 @@ use terrashard_collectives::{Communicator, Pending};
 
 use super::DoctorOptions;
 use super::host::gibibytes;
+use super::pairs::{self, PairBandwidth};
 use crate::config::{Arithmetic, Device};
 use crate::error::Result;
 use crate::training::Crew;
@@ -41,10 +42,11 @@ pub struct Bandwidth {
     pub gb_s: f64,
 }
 
-type Call = fn(&dyn Communicator, Tensor<1>, usize) -> terrashard_collectives::Result<Pending>;
+pub(super) type Call =
+    fn(&dyn Communicator, Tensor<1>, usize) -> terrashard_collectives::Result<Pending>;
 
 /// The verbs, each with the part of its buffer that a rank gives, and how often that is sent.
-const VERBS: [(&str, Call, f64); 3] = [
+pub(super) const VERBS: [(&str, Call, f64); 3] = [
     (
         "all-reduce",
         |ranks, buffer, _| ranks.all_reduce(buffer),
@@ -62,9 +64,16 @@ const VERBS: [(&str, Call, f64); 3] = [
     ),
 ];
 
-/// The table, on the rank that tells it.
-pub(super) fn measure(options: &DoctorOptions) -> Result<Option<Vec<Bandwidth>>> {
-    let crew = Crew::gather(options.device)?;
+/// What was measured of ranks, by pairs and all together.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(super) struct Links {
+    pub(super) pairs: Vec<PairBandwidth>,
+    pub(super) all: Vec<Bandwidth>,
+}
+
+/// The tables, on the rank that tells them. The pairs come first: what hangs between two would hang between all.
+pub(super) fn measure(options: &DoctorOptions) -> Result<Option<Links>> {
+    let crew = Crew::gather_within(options.device, Some(pairs::LIMIT))?;
     // Threads share the processor; GPUs have a process each, and a device that is not there has none.
     let ranks = match (crew.processes(), options.device) {
         (Some(processes), _) => processes,
@@ -73,14 +82,17 @@ pub(super) fn measure(options: &DoctorOptions) -> Result<Option<Vec<Bandwidth>>>
         (None, Device::Cpu | Device::CpuLibTorch) => options.ranks,
     };
     let gpu = crew.gpu();
-    let rows = crew.run(ranks, |communicator| {
+    let rows = crew.run_within(ranks, Some(pairs::LIMIT), |communicator| {
         let gpu = gpu.unwrap_or(communicator.rank());
         let device = match communicator.ranks() {
-            1 => return Ok((communicator.rank() == 0).then(Vec::new)),
+            1 => return Ok((communicator.rank() == 0).then(Links::default)),
             ranks => options.device.of_rank(gpu, ranks, Arithmetic::default())?,
         };
-        let rows = rows(&communicator, &device, options.largest)?;
-        Ok((communicator.rank() == 0).then_some(rows))
+        let links = Links {
+            pairs: pairs::rows(&communicator, &device, options.largest)?,
+            all: rows(&communicator, &device, options.largest)?,
+        };
+        Ok((communicator.rank() == 0).then_some(links))
     })?;
     Ok(rows.into_iter().flatten().next())
 }
@@ -98,7 +110,7 @@ fn rows(
         let buffer = Tensor::<1>::ones([part * ranks], (device, DType::F32));
         let mut slowest = 0.0f64;
         for (verb, call, times) in VERBS {
-            let seconds = call_seconds(communicator.as_ref(), device, || {
+            let seconds = call_seconds(communicator.as_ref(), device, LONG, || {
                 call(communicator.as_ref(), buffer.clone(), part)
             })?;
             slowest = slowest.max(seconds);
@@ -119,10 +131,11 @@ fn rows(
     Ok(rows)
 }
 
-/// Seconds of one call, the same on every rank.
-fn call_seconds(
+/// Seconds of one call, the same on every rank, of as many as take `long` together.
+pub(super) fn call_seconds(
     communicator: &dyn Communicator,
     device: &tensor::Device,
+    long: Duration,
     call: impl Fn() -> terrashard_collectives::Result<Pending>,
 ) -> Result<f64> {
     let idle = || {
@@ -145,7 +158,7 @@ fn call_seconds(
     // The first call makes connections.
     timed(1)?;
     let once = timed(1)?;
-    let calls = (LONG.as_secs_f64() / once.max(1e-9)) as u32;
+    let calls = (long.as_secs_f64() / once.max(1e-9)) as u32;
     match calls.min(CALLS) {
         0 | 1 => Ok(once),
         calls => timed(calls),
@@ -191,9 +204,12 @@ mod tests {
             ranks,
             largest: 4 << 20,
         };
-        let rows = measure(&options(2))
+        let links = measure(&options(2))
             .expect("threads can talk")
             .expect("rank 0 tells");
+        // From 1 KiB to 4 MiB.
+        assert_eq!(links.pairs.len(), 7 * VERBS.len());
+        let rows = links.all;
         assert_eq!(rows.len() % VERBS.len(), 0);
         let first: Vec<_> = rows
             .iter()
@@ -219,7 +235,7 @@ mod tests {
         }
         assert_eq!(
             measure(&options(1)).expect("nothing to do"),
-            Some(Vec::new())
+            Some(Links::default())
         );
     }
 }

@@ -3,10 +3,11 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Duration;
 
 use terrashard_collectives::Communicator;
 use terrashard_collectives::bootstrap::Launched;
-use terrashard_collectives::local::Patience;
+use terrashard_collectives::local::{self, Patience};
 #[cfg(feature = "mpi")]
 use terrashard_collectives::mpi::{self, MpiWorld};
 #[cfg(feature = "nccl")]
@@ -44,20 +45,27 @@ impl Crew {
     /// [`Error::Collective`] for an environment that is half set, and for ranks that do not find each other;
     /// [`Error::NotInBuild`] for processes on GPUs in a build for the processor.
     pub(crate) fn gather(device: Device) -> Result<Self> {
+        Self::gather_within(device, None)
+    }
+
+    /// The same, where ranks wait for each other no longer than `limit` unless the environment says how long.
+    ///
+    /// # Errors
+    /// As [`Self::gather`].
+    pub(crate) fn gather_within(device: Device, limit: Option<Duration>) -> Result<Self> {
         match Launched::from_environment()? {
-            Some(launched) if launched.ranks > 1 => Self::of_processes(&launched, device),
+            Some(launched) if launched.ranks > 1 => Self::of_processes(&launched, device, limit),
             Some(_) => Ok(Self::Alone),
-            None => Self::under_mpirun(device),
+            None => Self::under_mpirun(device, limit),
         }
     }
 
     /// As a launcher of MPI says, where no other has started this process. GPUs do not communicate through MPI.
     #[cfg(feature = "mpi")]
-    fn under_mpirun(device: Device) -> Result<Self> {
+    fn under_mpirun(device: Device, limit: Option<Duration>) -> Result<Self> {
         Ok(match mpi::started() {
             Some(2..) if !matches!(device, Device::Cuda) => {
-                let patience = Patience::from_environment(abandoned)?;
-                Self::Mpi(Box::new(MpiWorld::init(patience)?))
+                Self::Mpi(Box::new(MpiWorld::init(patience(limit)?)?))
             }
             Some(1) => Self::Alone,
             _ => Self::Threads,
@@ -65,30 +73,29 @@ impl Crew {
     }
 
     #[cfg(not(feature = "mpi"))]
-    fn under_mpirun(_: Device) -> Result<Self> {
+    fn under_mpirun(_: Device, _: Option<Duration>) -> Result<Self> {
         Ok(Self::Threads)
     }
 
-    fn of_processes(launched: &Launched, device: Device) -> Result<Self> {
+    fn of_processes(launched: &Launched, device: Device, limit: Option<Duration>) -> Result<Self> {
         match device {
-            Device::Cuda => Self::on_gpus(launched),
+            Device::Cuda => Self::on_gpus(launched, limit),
             Device::Cpu | Device::CpuLibTorch => {
-                let patience = Patience::from_environment(abandoned)?;
-                Ok(Self::Sockets(Box::new(World::join(launched, patience)?)))
+                let world = World::join(launched, patience(limit)?)?;
+                Ok(Self::Sockets(Box::new(world)))
             }
         }
     }
 
     #[cfg(feature = "nccl")]
-    fn on_gpus(launched: &Launched) -> Result<Self> {
-        Ok(Self::Process(NcclWorld::join(
-            launched,
-            Options::from_environment()?,
-        )?))
+    fn on_gpus(launched: &Launched, limit: Option<Duration>) -> Result<Self> {
+        let mut options = Options::from_environment()?;
+        options.timeout = limit.filter(|_| !is_set()).unwrap_or(options.timeout);
+        Ok(Self::Process(NcclWorld::join(launched, options)?))
     }
 
     #[cfg(not(feature = "nccl"))]
-    fn on_gpus(launched: &Launched) -> Result<Self> {
+    fn on_gpus(launched: &Launched, _limit: Option<Duration>) -> Result<Self> {
         Err(Error::NotInBuild {
             flag: format!("rank {} of {} on a gpu", launched.rank, launched.ranks),
         })
@@ -189,8 +196,21 @@ impl Crew {
         ranks: usize,
         body: impl Fn(Arc<dyn Communicator>) -> Result<T> + Sync,
     ) -> Result<Vec<T>> {
+        self.run_within(ranks, None, body)
+    }
+
+    /// The same, where threads wait for each other no longer than `limit` unless the environment says how long.
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    pub(crate) fn run_within<T: Send>(
+        &self,
+        ranks: usize,
+        limit: Option<Duration>,
+        body: impl Fn(Arc<dyn Communicator>) -> Result<T> + Sync,
+    ) -> Result<Vec<T>> {
         let Some(communicator) = self.communicator() else {
-            let patience = Some(Patience::from_environment(abandoned)?);
+            let patience = Some(patience(limit)?);
             return run_ranks_within(ranks, patience, |communicator| body(Arc::new(communicator)));
         };
         let rank = communicator.rank();
@@ -214,6 +234,20 @@ impl Crew {
             }
         })
     }
+}
+
+/// How long ranks wait for each other: as the environment says, or else `limit`, or else as always.
+fn patience(limit: Option<Duration>) -> Result<Patience> {
+    let patience = Patience::from_environment(abandoned)?;
+    Ok(Patience {
+        timeout: limit.filter(|_| !is_set()).unwrap_or(patience.timeout),
+        ..patience
+    })
+}
+
+/// Whether the environment says how long ranks wait.
+fn is_set() -> bool {
+    std::env::var_os(local::TIMEOUT).is_some()
 }
 
 /// Ends this process, in which a rank's thread will not end: nothing else can end it.
