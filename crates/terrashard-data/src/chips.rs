@@ -6,10 +6,9 @@ use std::sync::Arc;
 use terrashard_layout::SampleOrder;
 use terrashard_raster::Window;
 
-use crate::coding::{Coding, Numbers, TargetImages};
-use crate::scene::IGNORE;
+use crate::coding::{Coding, Numbers};
 use crate::selection::{ChipReport, Selection, draws};
-use crate::{Augmentation, Error, Result, Scene, mirror_pad, tile};
+use crate::{Augmentation, Error, LeftOut, OnUnreadable, Result, Scene, tile};
 
 /// How scenes are cut into chips.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,6 +21,8 @@ pub struct ChipOptions {
     pub selection: Selection,
     /// How samples differ from their chips. Default: not.
     pub augmentation: Augmentation,
+    /// What becomes of a chip that cannot be read, when it is cut or when it is drawn. Default: it is an error.
+    pub unreadable: OnUnreadable,
 }
 
 impl Default for ChipOptions {
@@ -31,6 +32,7 @@ impl Default for ChipOptions {
             stride: 64,
             selection: Selection::default(),
             augmentation: Augmentation::OFF,
+            unreadable: OnUnreadable::Abort,
         }
     }
 }
@@ -48,36 +50,6 @@ pub struct Chip {
     pub target_pixels: u64,
 }
 
-/// Samples ready for a model, in the order asked for.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Batch {
-    /// Number of samples, N.
-    pub samples: usize,
-    /// Bands of the images.
-    pub bands: usize,
-    /// Side of the images in pixels.
-    pub side: usize,
-    /// Mask pixels per image pixel along one side.
-    pub scale: usize,
-    /// Model input, `[N, bands, side, side]`.
-    pub images: Vec<f32>,
-    /// Classes, `[N, side * scale, side * scale]`; 255 is ignored.
-    pub masks: Vec<u8>,
-    /// The images at high resolution, `[N, bands of the target, side * scale, side * scale]`; `None` where scenes have none.
-    pub targets: Option<TargetImages>,
-    /// Valid mask pixels of each class in each sample, `[N][classes]`.
-    pub valid: Vec<Vec<u64>>,
-    /// Sample ids: the indices asked for.
-    pub ids: Vec<u64>,
-}
-
-impl Batch {
-    /// Valid mask pixels of each class over all samples.
-    pub fn class_counts(&self) -> Vec<u64> {
-        sum_counts(self.valid.iter())
-    }
-}
-
 /// The samples of a list of scenes, drawn from one region of each.
 ///
 /// # Samples and chips
@@ -90,13 +62,15 @@ impl Batch {
 /// its high-resolution image is missing.
 #[derive(Debug)]
 pub struct Chips {
-    scenes: Vec<Arc<Scene>>,
+    pub(crate) scenes: Vec<Arc<Scene>>,
     chips: Vec<Chip>,
     draws: Vec<usize>,
-    options: ChipOptions,
+    pub(crate) options: ChipOptions,
     report: ChipReport,
     /// What high-resolution images of digital numbers mean; none where they are floats.
-    coding: Option<Coding>,
+    pub(crate) coding: Option<Coding>,
+    /// Chips that could not be read when they were cut.
+    unreadable: Vec<LeftOut>,
 }
 
 impl Chips {
@@ -130,6 +104,7 @@ impl Chips {
         let mut report = ChipReport::default();
         let mut numbers = Numbers::of(windows.iter().map(|(scene, _)| &**scene));
         let (mut scenes, mut chips) = (Vec::new(), Vec::new());
+        let (mut unreadable, mut first_error) = (Vec::new(), None);
         for (scene, windows) in windows {
             for window in windows {
                 check_region(&scene, window)?;
@@ -141,18 +116,40 @@ impl Chips {
                     );
                     return Err(Error::Setting { key: "chip", what });
                 }
-                let counts = class_counts(&scene.labels(window)?, scene.classes());
                 let pixels = (window.pixels() * scene.scale() * scene.scale()) as u64;
-                if report.keeps(&options.selection, &counts, pixels) {
-                    chips.push(Chip {
+                let mut counted = || -> Result<Option<Chip>> {
+                    let counts = class_counts(&scene.labels(window)?, scene.classes());
+                    if !report.keeps(&options.selection, &counts, pixels) {
+                        return Ok(None);
+                    }
+                    Ok(Some(Chip {
                         scene: scenes.len(),
                         window,
                         counts,
                         target_pixels: target_pixels(&scene, window, &mut numbers)?,
-                    });
+                    }))
+                };
+                match counted() {
+                    Ok(chip) => chips.extend(chip),
+                    // It stays a sample, so that the order of all others is what it was when it could be read.
+                    Err(error) if options.unreadable.skips(&error) => {
+                        let chip = Chip {
+                            scene: scenes.len(),
+                            window,
+                            counts: vec![0; scene.classes()],
+                            target_pixels: 0,
+                        };
+                        unreadable.push(LeftOut::new(&scene, &chip, &error));
+                        first_error.get_or_insert(error);
+                        chips.push(chip);
+                    }
+                    Err(error) => return Err(error),
                 }
             }
             scenes.push(scene);
+        }
+        if let Some(error) = first_error.filter(|_| unreadable.len() == chips.len()) {
+            return Err(error);
         }
         if chips.is_empty() {
             let ChipReport {
@@ -177,6 +174,7 @@ impl Chips {
             options,
             report,
             coding: numbers.and_then(|numbers| numbers.coding()),
+            unreadable,
         })
     }
 
@@ -198,6 +196,11 @@ impl Chips {
     /// What was cut, dropped and kept.
     pub fn report(&self) -> &ChipReport {
         &self.report
+    }
+
+    /// The chips that could not be read when they were cut: their samples are of weight 0.
+    pub fn unreadable(&self) -> &[LeftOut] {
+        &self.unreadable
     }
 
     /// Bands of a sample.
@@ -268,83 +271,6 @@ impl Chips {
         }
         Ok(bands * pixels)
     }
-
-    /// The samples of these indices, augmented as in `epoch`.
-    ///
-    /// # Errors
-    /// [`Error::Sample`]; those of [`Scene::patch`], [`Scene::labels`] and [`Scene::target`].
-    pub fn batch(&self, indices: &[usize], epoch: u64) -> Result<Batch> {
-        self.gather(indices.iter().map(|&index| (index, epoch)))
-    }
-
-    /// The samples at cursors of an order, each augmented as in its epoch.
-    ///
-    /// # Errors
-    /// As [`Chips::batch`].
-    pub fn batch_at(&self, order: &SampleOrder, cursors: Range<u64>) -> Result<Batch> {
-        self.gather(cursors.map(|cursor| (order.at(cursor), order.epoch(cursor))))
-    }
-
-    fn gather(&self, samples: impl Iterator<Item = (usize, u64)>) -> Result<Batch> {
-        let (bands, side, scale) = (self.bands(), self.side(), self.scale());
-        let fine = side * scale;
-        // Room for all, else a growing batch is copied several times.
-        let (count, _) = samples.size_hint();
-        let targets = self.scenes[0].target_bands();
-        let mut batch = Batch {
-            samples: 0,
-            bands,
-            side,
-            scale,
-            images: Vec::with_capacity(count * bands * side * side),
-            masks: Vec::with_capacity(count * fine * fine),
-            targets: targets
-                .map(|bands| TargetImages::with_capacity(count * bands * fine * fine, self.coding)),
-            valid: vec![],
-            ids: vec![],
-        };
-        for (index, epoch) in samples {
-            let chip = self.chip(index)?;
-            let scene = &self.scenes[chip.scene];
-            let Window { width, height, .. } = chip.window;
-            let values = scene.patch(chip.window)?.values;
-            let labels = scene.labels(chip.window)?;
-            let draw = self.options.augmentation.draw(index as u64, epoch);
-            let orientation = draw.orientation;
-            let values = match (width, height) == (side, side) {
-                true => values,
-                false => mirror_pad(&values, (width, height), (side, side)),
-            };
-            let begin = batch.images.len();
-            for plane in values.chunks_exact(side * side) {
-                orientation.apply(plane, side, &mut batch.images);
-            }
-            draw.disturb(&mut batch.images[begin..], bands, scene.scaling());
-            let size = (width * scale, height * scale);
-            orientation.apply(&padded(&labels, size, fine, IGNORE), fine, &mut batch.masks);
-            match &mut batch.targets {
-                Some(TargetImages::Reflectance(targets)) => {
-                    for plane in scene.target(chip.window)?.chunks_exact(size.0 * size.1) {
-                        orientation.apply(&padded(plane, size, fine, f32::NAN), fine, targets);
-                    }
-                }
-                Some(TargetImages::Numbers(targets, Coding { missing, .. })) => {
-                    let missing = *missing;
-                    let numbers = scene.target_as(chip.window, missing, |target, stored| {
-                        target.numbers(stored, missing, |number| number)
-                    })?;
-                    for plane in numbers.chunks_exact(size.0 * size.1) {
-                        orientation.apply(&padded(plane, size, fine, missing), fine, targets);
-                    }
-                }
-                None => {}
-            }
-            batch.valid.push(chip.counts.clone());
-            batch.ids.push(index as u64);
-            batch.samples += 1;
-        }
-        Ok(batch)
-    }
 }
 
 /// Refuses scenes that differ in what a batch has to have in common.
@@ -386,7 +312,7 @@ pub(crate) fn class_counts(labels: &[u8], classes: usize) -> Vec<u64> {
     histogram[..classes].to_vec()
 }
 
-fn sum_counts<'a>(counts: impl Iterator<Item = &'a Vec<u64>>) -> Vec<u64> {
+pub(crate) fn sum_counts<'a>(counts: impl Iterator<Item = &'a Vec<u64>>) -> Vec<u64> {
     let mut sum = Vec::new();
     for counts in counts {
         sum.resize(counts.len(), 0);
@@ -419,21 +345,4 @@ fn target_pixels(scene: &Scene, window: Window, numbers: &mut Option<Numbers>) -
         }
     };
     Ok(count as u64)
-}
-
-/// A plane of this size made `side` x `side` with pixels that count for nothing.
-fn padded<T: Copy>(
-    plane: &[T],
-    (width, height): (usize, usize),
-    side: usize,
-    nothing: T,
-) -> std::borrow::Cow<'_, [T]> {
-    if (width, height) == (side, side) {
-        return plane.into();
-    }
-    let mut padded = vec![nothing; side * side];
-    for (line, row) in padded.chunks_exact_mut(side).zip(plane.chunks_exact(width)) {
-        line[..width].copy_from_slice(row);
-    }
-    padded.into()
 }

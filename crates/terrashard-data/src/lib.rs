@@ -29,6 +29,7 @@ mod alignment;
 mod augmentation;
 mod bands;
 pub mod baseline;
+mod batch;
 pub mod bicubic;
 mod block;
 mod cache;
@@ -70,14 +71,16 @@ mod statistics;
 mod sweep;
 mod target;
 mod tiling;
+mod unreadable;
 
 pub use alignment::{AlignOptions, Aligned, Content, align};
 pub use augmentation::{Augmentation, Draw, Jitter};
 pub use bands::{Band, BandSelection};
+pub use batch::Batch;
 pub use block::{Block, PROBABILITY_STEPS, image_spec, prediction_spec};
 pub use cache::TileCache;
 pub use chip_index::{ChipFiles, ChipHeader, ChipIndex, DropReason, DroppedChip, IndexedChip};
-pub use chips::{Batch, Chip, ChipOptions, Chips};
+pub use chips::{Chip, ChipOptions, Chips};
 pub use classification::IgnoreFrom;
 pub use coding::{Coding, TargetImages};
 pub use confusion::Confusion;
@@ -108,6 +111,7 @@ pub use splitting::{Part, Shares, SplitRule, split};
 pub use statistics::{BandStatistics, PERCENTILES, Statistics};
 pub use target::TargetOptions;
 pub use tiling::{partition, tile};
+pub use unreadable::{LeftOut, OnUnreadable};
 
 /// Compiles the example of the README.
 #[cfg(doctest)]

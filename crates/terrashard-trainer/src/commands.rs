@@ -84,7 +84,15 @@ fn fit(arguments: FitArguments) -> Result<()> {
         scenes::leave_out(&mut config)?;
     }
     if config.data.medians.is_none() {
-        config.data.medians = statistics::training_medians(&config)?;
+        config.data.medians = match statistics::training_medians(&config) {
+            Err(error) if training::goes_on(&config, &error) => {
+                tell(&format!(
+                    "warning: `data.medians` is not known, so `predict` will not notice scenes of another size: {error}"
+                ));
+                None
+            }
+            medians => medians?,
+        };
     }
     let run = run.map_or_else(|| RunDirectory::for_config(&path), RunDirectory::new);
     let display = display(quiet);
@@ -114,13 +122,20 @@ fn fit(arguments: FitArguments) -> Result<()> {
             }
             let first = session.resumed_from_step.unwrap_or(0) + 1;
             format!(
-                "steps {first} to {} of {} on {} at stage {} in {:.0} s{}; saved in {}{}",
+                "steps {first} to {} of {} on {} at stage {} in {:.0} s{}{}; saved in {}{}",
                 session.last_step,
                 session.steps,
                 counted(session.ranks, "rank"),
                 session.stage,
                 session.seconds,
                 skipped(session.skipped, session.last_step + 1 - first),
+                match session.left_out {
+                    0 => String::new(),
+                    left_out => format!(
+                        ", {} left out that could not be read",
+                        counted(left_out as usize, "drawn sample")
+                    ),
+                },
                 run.root().display(),
                 session
                     .stopped_by

@@ -23,7 +23,9 @@ pub use sections::{
     SceneEntry,
 };
 pub use size::bytes;
-pub use terrashard_data::{Band, IgnoreFrom, Jitter, Offset, Region, Scaling, Selection};
+pub use terrashard_data::{
+    Band, IgnoreFrom, Jitter, Offset, OnUnreadable, Region, Scaling, Selection,
+};
 pub use terrashard_layout::Offload;
 pub use terrashard_models::{Loss, ModelConfig};
 pub use train::{

@@ -175,6 +175,7 @@ impl Dataset {
             stride: data.stride,
             selection: data.selection,
             augmentation,
+            unreadable: data.on_unreadable,
         };
         let cut = |split: &Split| -> Result<_> {
             let windows = match data.chips {

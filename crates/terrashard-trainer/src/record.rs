@@ -39,6 +39,9 @@ pub struct StepRecord {
     pub grad_norm: f64,
     /// Whether the update was left out.
     pub skipped: bool,
+    /// Samples over all ranks that could not be read, and were of weight 0.
+    #[serde(default, skip_serializing_if = "is_none_of_them")]
+    pub left_out: u64,
     /// Wall time of the step in seconds.
     pub seconds: f64,
     /// The terms of the loss, unweighted.
@@ -57,6 +60,10 @@ pub struct StepRecord {
 
 fn is_zero(value: &f64) -> bool {
     *value == 0.0
+}
+
+fn is_none_of_them(count: &u64) -> bool {
+    *count == 0
 }
 
 /// Where a rank's time went, in seconds.
@@ -185,6 +192,9 @@ pub struct SessionRecord {
     /// Steps of this call that were skipped: they changed nothing.
     #[serde(default)]
     pub skipped: u64,
+    /// Samples of this call's steps, over all ranks, that could not be read and were of weight 0.
+    #[serde(default)]
+    pub left_out: u64,
     /// Number of ranks.
     pub ranks: usize,
     /// ZeRO stage.

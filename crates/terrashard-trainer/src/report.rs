@@ -34,6 +34,8 @@ pub struct Report {
     pub stage: Stage,
     /// Steps that changed nothing: a gradient was not finite, or no pixel had a label.
     pub skipped: u64,
+    /// Samples that could not be read, each time that one was drawn: they were of weight 0.
+    pub left_out: u64,
     /// Whether the last call of `fit` was ended from outside before it could write its record.
     pub killed: bool,
     /// Wall time of all calls of `fit` and of the test; of a call that was killed, that of its steps.
@@ -104,6 +106,7 @@ pub fn write(run: &RunDirectory, out: &Path, prediction: Option<&Path>) -> Resul
         ranks,
         stage: session.map_or(config.zero.stage, |session| session.stage),
         skipped: steps.iter().filter(|step| step.skipped).count() as u64,
+        left_out: steps.iter().map(|step| step.left_out).sum(),
         killed,
         seconds: fit_seconds + test.as_ref().map_or(0.0, |test| test.seconds),
         loss: mean(last),

@@ -9,6 +9,7 @@ mod divergence;
 mod faults;
 mod feed;
 mod initial;
+mod left_out;
 mod logger;
 mod mapped_window;
 mod metered_communicator;
@@ -30,6 +31,7 @@ mod validation;
 pub mod verification;
 
 pub use block_slots::BlockSlots;
+pub(crate) use left_out::goes_on;
 pub use resume::Partial;
 pub(crate) use same_training::same_scenes;
 pub(crate) use saving::{TOOL, VALIDATION};
@@ -274,6 +276,7 @@ pub fn fit(config: &Config, options: &FitOptions) -> Result<Fitted> {
         stopped_by: first.stopped_by.clone(),
         steps: plan.steps,
         skipped: first.skipped,
+        left_out: first.left_out,
         ranks,
         stage: config.zero.stage,
         global_batch: batch.global,
@@ -367,7 +370,7 @@ pub(crate) fn run_ranks<T: Send>(
 }
 
 /// As [`run_ranks`], with an end to all waiting.
-fn run_ranks_within<T: Send>(
+pub(crate) fn run_ranks_within<T: Send>(
     ranks: usize,
     patience: Option<Patience>,
     body: impl Fn(LocalCommunicator) -> Result<T> + Sync,

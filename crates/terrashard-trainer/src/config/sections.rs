@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::de::{self, Deserializer};
 use serde::{Deserialize, Serialize};
-use terrashard_data::{Band, IgnoreFrom, Jitter, Offset, Region, Scaling, Selection};
+use terrashard_data::{Band, IgnoreFrom, Jitter, Offset, OnUnreadable, Region, Scaling, Selection};
 use terrashard_models::ModelConfig;
 
 use super::{TrainSection, ZeroSection};
@@ -76,6 +76,8 @@ pub struct DataSection {
     pub ignore_from: Option<IgnoreFrom>,
     /// Bytes of decoded tiles that are kept in memory, over all scenes. Default: 1 GiB.
     pub cache_bytes: usize,
+    /// What becomes of a chip that is trained on and cannot be read, such as one of a damaged tile. Default: `abort`.
+    pub on_unreadable: OnUnreadable,
     /// Height and width of the windows of test and predict in pixels of the image. Default: `chip`.
     pub tile: Option<usize>,
     /// Pixels of the image that neighbouring windows share in test and predict. Default: 16.
@@ -105,6 +107,7 @@ impl Default for DataSection {
             jitter: Jitter::default(),
             ignore_from: None,
             cache_bytes: 1 << 30,
+            on_unreadable: OnUnreadable::Abort,
             tile: None,
             overlap: 16,
             baseline_note: None,
@@ -192,7 +195,7 @@ pub struct CheckpointSection {
     /// The best checkpoints of all that are kept, too: those among the newest count, so that `keep_last = 1` and `keep_best = 2` keep two
     /// where the newest is one of the best, else three. Default: 0.
     pub keep_best: usize,
-    /// What makes one the best: the least mean of `loss`, or of one of its terms, over the steps since the one before; or, with
+    /// What makes one the best: the least mean of `loss`, or of one of its terms, over the steps since one was due before; or, with
     /// validation, the most `iou`, `f1`, `precision` or `recall` there, for which each checkpoint is measured. Default: `loss`.
     pub best_by: String,
     /// Whether steps go on while a checkpoint is written from a copy in host memory. Default: `true`.

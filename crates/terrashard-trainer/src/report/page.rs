@@ -3,7 +3,7 @@
 use super::charts::{self, Line, escape};
 use super::panels::{Panel, Panels};
 use super::{Report, memory, scores, shore, times};
-use crate::record::{SessionRecord, StepRecord, ValidationRecord, clock, energy};
+use crate::record::{SessionRecord, StepRecord, ValidationRecord, clock, counted, energy};
 
 const STYLE: &str = include_str!("page.css");
 
@@ -95,8 +95,15 @@ fn lead(content: &Content<'_>) -> String {
         1 => " 1 step was skipped and changed nothing.".into(),
         more => format!(" {more} steps were skipped and changed nothing."),
     };
+    let left_out = match report.left_out {
+        0 => String::new(),
+        count => format!(
+            " {} could not be read and counted for nothing.",
+            counted(count as usize, "drawn sample")
+        ),
+    };
     format!(
-        "<p class=\"lead\">Trained for {} steps of {} samples on {ranks} at ZeRO stage {}; {resumed}{ended} {}.{skipped}</p>",
+        "<p class=\"lead\">Trained for {} steps of {} samples on {ranks} at ZeRO stage {}; {resumed}{ended} {}.{skipped}{left_out}</p>",
         report.steps,
         content.samples,
         report.stage,

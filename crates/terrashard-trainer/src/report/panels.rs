@@ -13,6 +13,7 @@ use crate::dataset::{self, Dataset};
 use crate::error::{Error, Result};
 use crate::pictures::{Picture, data_uri};
 use crate::record::counted;
+use crate::training::goes_on;
 
 /// Widest picture of a whole scene, in pixels.
 const SCENE_WIDTH: usize = 1000;
@@ -71,6 +72,16 @@ impl Panels {
                 ..Self::default()
             });
         }
+        match Self::read(config, prediction) {
+            Err(error) if goes_on(config, &error) => Ok(Self {
+                note: format!("No pictures: {error}."),
+                ..Self::default()
+            }),
+            read => read,
+        }
+    }
+
+    fn read(config: &Config, prediction: Option<&Path>) -> Result<Self> {
         let dataset = Dataset::open(config)?;
         let prediction = prediction.map(terrashard_raster::open).transpose()?;
         let Some((scene, test)) = dataset.test_regions().next() else {

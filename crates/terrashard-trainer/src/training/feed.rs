@@ -1,7 +1,7 @@
 //! A loader's micro-batches as tensors of the rank's device.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use terrashard_data::{Batch, Loader, TargetImages};
+use terrashard_data::{Batch, LeftOut, Loader, TargetImages};
 use terrashard_models::SUPERRES_CHANNELS;
 use terrashard_ops::{Coding, Image, Labels};
 use terrashard_zero::Precision;
@@ -19,6 +19,8 @@ pub(super) struct Fed {
     pub(super) superres: Option<Image>,
     /// Sample ids.
     pub(super) ids: Vec<u64>,
+    /// Samples of them that could not be read, and are of weight 0.
+    pub(super) left_out: Vec<LeftOut>,
 }
 
 /// Where batches go.
@@ -102,6 +104,7 @@ impl Destination {
             masks,
             targets,
             ids,
+            left_out,
             ..
         } = batch;
         let element = element(self.precision);
@@ -123,6 +126,7 @@ impl Destination {
                 }
             }),
             ids,
+            left_out,
         }
     }
 }
@@ -136,7 +140,7 @@ mod ahead {
     use std::thread::JoinHandle;
 
     use burn::tensor::{Int, Tensor};
-    use terrashard_data::{Batch, IGNORE, Loader, TargetImages};
+    use terrashard_data::{Batch, IGNORE, LeftOut, Loader, TargetImages};
     use terrashard_models::SUPERRES_CHANNELS;
     use terrashard_ops::{Coding, Image, Labels};
     use terrashard_torch::tch::{self, Kind};
@@ -244,6 +248,7 @@ mod ahead {
         targets: Option<(HostBuffer, [i64; 4], Option<Coding>)>,
         counts: [u64; 256],
         ids: Vec<u64>,
+        left_out: Vec<LeftOut>,
     }
 
     impl Staged {
@@ -276,6 +281,7 @@ mod ahead {
                 targets: targets.transpose()?,
                 counts,
                 ids: batch.ids.clone(),
+                left_out: batch.left_out.clone(),
             })
         }
 
@@ -295,6 +301,7 @@ mod ahead {
                 targets: targets.transpose()?,
                 counts: self.counts,
                 ids: self.ids,
+                left_out: self.left_out,
             })
         }
     }
@@ -318,6 +325,7 @@ mod ahead {
         targets: Option<(Upload, Option<Coding>)>,
         counts: [u64; 256],
         ids: Vec<u64>,
+        left_out: Vec<LeftOut>,
     }
 
     impl Uploading {
@@ -341,6 +349,7 @@ mod ahead {
                 labels: Labels::counted(masks, self.counts),
                 superres: targets.transpose()?,
                 ids: self.ids,
+                left_out: self.left_out,
             })
         }
     }
@@ -375,6 +384,7 @@ mod ahead {
                 masks,
                 targets: None,
                 ids: vec![7, 3],
+                left_out: Vec::new(),
             };
             let values = 0..samples * SUPERRES_CHANNELS * fine * fine;
             let reflectance = |i| if i % 7 == 0 { f32::NAN } else { i as f32 };

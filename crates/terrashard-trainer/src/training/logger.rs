@@ -133,3 +133,11 @@ impl<'a> Logger<'a> {
         self.progress.finish();
     }
 }
+
+/// Tells a warning of a rank, whether it has the display or not.
+pub(super) fn warn(logger: Option<&Logger<'_>>, warning: &str) {
+    match logger {
+        Some(logger) => logger.warn(warning),
+        None => tell(&format!("warning: {warning}")),
+    }
+}

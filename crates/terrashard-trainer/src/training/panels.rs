@@ -1,15 +1,15 @@
 //! Pictures of what the model makes of one window as it learns: image, label and map beside each other.
 
 use burn::tensor::{DType, Device};
-use terrashard_data::tile;
+use terrashard_data::{OnUnreadable, tile};
 use terrashard_models::S2s2Net;
 use terrashard_zero::ZeroOptimizer;
 
-use super::mapped_window::{MappedWindow, accompany};
+use super::mapped_window::{Mapped, MappedWindow, accompany};
 use super::validation::Made;
 use crate::config::Config;
 use crate::dataset::{self, Dataset};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::pictures::Picture;
 
 /// Windows that are looked at to find one with much of both classes.
@@ -22,6 +22,8 @@ const SIDE: usize = 512;
 #[derive(Debug)]
 pub(super) struct Panels {
     mapped: MappedWindow,
+    /// Whether the training goes on without a picture where the window cannot be read.
+    on_unreadable: OnUnreadable,
     /// Steps from one picture to the next; 0 for one at the end only.
     every: u64,
 }
@@ -54,7 +56,14 @@ impl Panels {
         let apart = windows.len().div_ceil(LOOKED_AT).max(1);
         let mut best: Option<(usize, MappedWindow)> = None;
         for (scene, window) in windows.into_iter().step_by(apart) {
-            let mixed = mixture(&scene.labels(window)?);
+            let mixed = match scene.labels(window) {
+                Err(terrashard_data::Error::Raster(_))
+                    if config.data.on_unreadable == OnUnreadable::SkipTile =>
+                {
+                    continue;
+                }
+                labels => mixture(&labels?),
+            };
             if best.as_ref().is_none_or(|(most, _)| mixed > *most) {
                 let mapped = MappedWindow {
                     scene,
@@ -64,7 +73,11 @@ impl Panels {
                 best = Some((mixed, mapped));
             }
         }
-        Ok(best.map(|(_, mapped)| Self { mapped, every }))
+        Ok(best.map(|(_, mapped)| Self {
+            mapped,
+            on_unreadable: config.data.on_unreadable,
+            every,
+        }))
     }
 
     /// Whether there is one after a step.
@@ -92,7 +105,7 @@ impl Panels {
         model: &S2s2Net,
         on: (&Device, DType),
     ) -> Result<Option<Picture>> {
-        let MappedWindow { scene, window, .. } = &self.mapped;
+        let MappedWindow { scene, .. } = &self.mapped;
         let parameters = optimizer.parameters();
         let scope = crate::sharding::Sharded(parameters);
         let mapped = match optimizer.communicator().rank() {
@@ -103,16 +116,28 @@ impl Panels {
             accompany(model, &scope, scene.bands(), on);
         }
         parameters.check()?;
-        let Some(mapped) = mapped? else {
-            return Ok(None);
-        };
+        let drawn =
+            mapped.and_then(|mapped| mapped.map(|mapped| self.picture(&mapped)).transpose());
+        match drawn {
+            Err(Error::Data(terrashard_data::Error::Raster(_)) | Error::Raster(_))
+                if self.on_unreadable == OnUnreadable::SkipTile =>
+            {
+                Ok(None)
+            }
+            drawn => drawn,
+        }
+    }
+
+    /// Image, label and map beside each other.
+    fn picture(&self, mapped: &Mapped) -> Result<Picture> {
+        let MappedWindow { scene, window, .. } = &self.mapped;
         let fine = window.scaled(scene.scale());
         let together = fine.width.max(fine.height).div_ceil(SIDE);
         let map = |classes: &[u8]| Picture::of_classes(fine.width, fine.height, classes, together);
         let (label, predicted) = (map(&mapped.labels), map(&mapped.predicted));
         let image = Picture::true_colour(scene, *window, 1)?;
         let image = image.resized(label.width, label.height);
-        Ok(Some(Picture::beside(&[image, label, predicted])))
+        Ok(Picture::beside(&[image, label, predicted]))
     }
 }
 

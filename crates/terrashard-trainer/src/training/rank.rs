@@ -7,7 +7,7 @@ use std::time::Instant;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use terrashard_collectives::{Communicator, Traffic};
 use terrashard_data::{Loader, LoaderOptions};
-use terrashard_layout::{ShardTable, Window};
+use terrashard_layout::ShardTable;
 use terrashard_models::{L1_WEIGHT, Losses, Normalizers, S2s2Net, Targets};
 use terrashard_ops::Masks;
 use terrashard_zero::{Initial, Origin, StepOutcome, ZeroOptimizer, declared};
@@ -15,7 +15,8 @@ use terrashard_zero::{Initial, Origin, StepOutcome, ZeroOptimizer, declared};
 use super::divergence::{chips, diverged};
 use super::feed::{Destination, Fed, Feed, element};
 use super::initial::InitialValues;
-use super::logger::Logger;
+use super::left_out;
+use super::logger::{Logger, warn};
 use super::metered_communicator::MeteredCommunicator;
 use super::saving::{Saves, Standing, Urgency};
 use super::scope::Training;
@@ -25,7 +26,6 @@ use super::terms::Terms;
 use super::told::Told;
 use super::validation::{Made, Validation};
 use super::{Plan, running_statistics};
-use crate::console::tell;
 use crate::energy::EnergyMeter;
 use crate::error::{Error, Result};
 use crate::record::{HeldBytes, SentBytes, StepRecord, StepTimes};
@@ -44,6 +44,8 @@ pub(super) struct Outcome {
     pub sent: SentBytes,
     /// Steps that changed nothing, the same number on every rank.
     pub skipped: u64,
+    /// Samples of all ranks that could not be read.
+    pub left_out: u64,
     /// The last step it made.
     pub last_step: u64,
     /// The signal that it ended by before the plan's last step: that of this process, if it had one.
@@ -59,23 +61,25 @@ pub(super) fn train(plan: &Plan<'_>, communicator: Arc<dyn Communicator>) -> Res
 
 /// One rank of a training.
 pub(super) struct Rank<'a> {
-    plan: &'a Plan<'a>,
+    pub(super) plan: &'a Plan<'a>,
     device: Device,
     model: S2s2Net,
     pub(super) optimizer: ZeroOptimizer,
-    feed: Feed,
+    pub(super) feed: Feed,
     /// None for a trial.
     saves: Option<Saves<'a>>,
     /// On rank 0, what tells of each step.
-    logger: Option<Logger<'a>>,
+    pub(super) logger: Option<Logger<'a>>,
     /// The number of its GPU, where it has one.
     gpu: usize,
     energy: EnergyMeter,
-    clock: StepClock,
+    pub(super) clock: StepClock,
     held: HeldBytes,
     times: StepTimes,
     sent: SentBytes,
     skipped: u64,
+    left_out: u64,
+    pub(super) told: left_out::Told,
     #[cfg(feature = "faults")]
     pub(super) stricken: super::faults::Stricken,
 }
@@ -169,6 +173,8 @@ impl<'a> Rank<'a> {
             times: StepTimes::default(),
             sent: SentBytes::default(),
             skipped: 0,
+            left_out: 0,
+            told: left_out::Told::default(),
             #[cfg(feature = "faults")]
             stricken: super::faults::Stricken::Not,
         })
@@ -194,6 +200,7 @@ impl<'a> Rank<'a> {
             times: self.times,
             sent: self.sent,
             skipped: self.skipped,
+            left_out: self.left_out,
             last_step,
             stopped_by,
             device_peak: self.plan.device.peak_bytes(self.gpu),
@@ -298,10 +305,7 @@ impl<'a> Rank<'a> {
     fn warn(&mut self) {
         let warnings = self.saves.iter_mut().flat_map(Saves::take_warnings);
         for warning in warnings {
-            match &self.logger {
-                Some(logger) => logger.warn(&warning),
-                None => tell(&format!("warning: {warning}")),
-            }
+            warn(self.logger.as_ref(), &warning);
         }
     }
 
@@ -322,13 +326,17 @@ impl<'a> Rank<'a> {
         let began = Instant::now();
         let before = self.traffic();
         let window = self.plan.window(step);
-        let normalizers = self.normalizers(&window)?;
+        let (ready, lacking) = self.ready(step)?;
+        self.left_out += lacking.samples;
+        let mut ready = ready.into_iter();
+        let normalizers = lacking.without(self.normalizers(&window)?);
         let nothing = normalizers.valid_pixels + normalizers.superres_values == 0.0;
         let mut sums = Terms::default();
         for number in 0..self.plan.batch.accumulate {
-            let feed = &mut self.feed;
-            let next = self.clock.measure(Phase::Data, || feed.next());
-            let batch = next.expect("the loader has every step of the plan")?;
+            let batch = match ready.next() {
+                Some(batch) => batch,
+                None => self.take()?,
+            };
             if nothing || window.is_idle(number) {
                 continue;
             }
@@ -383,9 +391,7 @@ impl<'a> Rank<'a> {
         let plan = self.plan;
         let terms = Terms::named(sums, plan.config);
         if let (Some(saves), Became::Applied { .. }) = (&mut self.saves, &became) {
-            saves
-                .score
-                .add(&plan.config.checkpoint.best_by, loss, &terms);
+            saves.score.add(loss, &terms);
         }
         let Some(logger) = &mut self.logger else {
             return Ok(told);
@@ -402,6 +408,7 @@ impl<'a> Rank<'a> {
                 _ => 0.0,
             },
             skipped: !matches!(became, Became::Applied { .. }),
+            left_out: lacking.samples,
             seconds,
             terms,
             times,
@@ -440,26 +447,13 @@ impl<'a> Rank<'a> {
         ]
     }
 
-    /// The counts of a whole step over all ranks. Labels and high-resolution pixels are counted when chips are cut, so every
-    /// rank knows them.
-    fn normalizers(&self, window: &Window) -> Result<Normalizers> {
-        let cursors = window.samples();
-        let samples = (cursors.end - cursors.start) as f64;
-        let (chips, order) = (&self.plan.chips, &self.plan.order);
-        let counts = chips.class_counts(order, cursors.clone())?;
-        Ok(Normalizers {
-            samples,
-            valid_pixels: counts.iter().sum::<u64>() as f64,
-            superres_values: chips.target_values(order, cursors)? as f64,
-        })
-    }
-
     fn forward(&self, step: u64, batch: Fed, normalizers: &Normalizers) -> Losses {
         let Fed {
             images,
             labels,
             superres,
             ids,
+            ..
         } = batch;
         let config = self.plan.config;
         let masks = Masks {

@@ -17,6 +17,7 @@ use terrashard_zero::{Progress, StateKind, ZeroOptimizer};
 use super::readers::Readers;
 use super::same_training::{Difference, changes, difference};
 use super::saving::{self, kind};
+use super::score::Score;
 use crate::config::{Batch, Config, Resume};
 use crate::error::{Error, Result};
 use crate::record::counted;
@@ -156,6 +157,16 @@ impl Start {
         match self {
             Start::Afresh => None,
             Start::Checkpoint(resumed) => Some(resumed.checkpoint.state().step),
+        }
+    }
+
+    /// What checkpoints are ranked by, as far as it was added up before.
+    pub(super) fn score(&self, metric: &str) -> Score {
+        match self {
+            Start::Afresh => Score::new(metric),
+            Start::Checkpoint(resumed) => {
+                Score::carried(metric, &resumed.checkpoint.state().values)
+            }
         }
     }
 

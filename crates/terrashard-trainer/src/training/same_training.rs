@@ -9,7 +9,7 @@ use toml::{Table, Value};
 use crate::config::{Config, Resume, SceneEntry};
 
 /// Keys of `[data]` that no training step reads.
-const FREE: [&str; 7] = [
+const FREE: [&str; 8] = [
     "validation",
     "test",
     "tile",
@@ -17,6 +17,7 @@ const FREE: [&str; 7] = [
     "baseline_note",
     "cache_bytes",
     "medians",
+    "on_unreadable",
 ];
 
 /// A key that differs, with its values as TOML.

@@ -154,7 +154,7 @@ impl<'a> Saves<'a> {
             plan,
             run,
             under_way: None,
-            score: Score::default(),
+            score: plan.start.score(&plan.config.checkpoint.best_by),
             validated: None,
             warnings: Vec::new(),
         }
@@ -200,9 +200,14 @@ impl<'a> Saves<'a> {
         let validated = self.validated.take().filter(|record| record.step == step);
         let score = match &validated {
             Some(record) if METRICS.contains(&best_by) => distance(record, best_by),
-            _ => self.score.take(),
+            _ => self.score.mean(),
         };
+        let every = self.plan.config.checkpoint.every;
+        if every > 0 && step.is_multiple_of(every) {
+            self.score.begin_anew();
+        }
         let mut state = state(self.plan, step, progress, score);
+        self.score.carry(&mut state.values);
         if let Some(record) = validated {
             state.values.insert(VALIDATION.into(), json!(record));
         }

@@ -252,7 +252,163 @@ impl Verification {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use terrashard_data::{BandSelection, ChipOptions, OnUnreadable, Scene, SceneOptions};
+    use terrashard_raster::{
+        Georeference, MemorySource, Metadata, Raster, RasterSource, Samples, Window,
+    };
+
     use super::*;
+
+    const CONFIG: &str = r#"
+        [model]
+        dims = [8, 8, 8, 8]
+        depths = [1, 1, 1, 1]
+        heads = [1, 1, 1, 1]
+        head_channels = 8
+        scale = 1
+        superres = false
+        bands = 2
+        [data]
+        scenes = [{ image = "image", mask = "mask" }]
+        bands = [1, 2]
+        chip = 32
+        on_unreadable = "skip_tile"
+        [train]
+        steps = 4
+        global_batch = 6
+        micro_batch = 1
+        lr = 1e-2
+        seed = 5
+    "#;
+
+    fn raster(name: &str, samples: Samples) -> MemorySource {
+        let [width, height] = [128, 64];
+        let bands = samples.len() / (width * height);
+        let metadata = Metadata {
+            width,
+            height,
+            bands,
+            data_type: samples.data_type(),
+            georeference: Georeference::default(),
+            nodata: None,
+            descriptions: vec![None; bands],
+            overviews: Vec::new(),
+            block: (width, 1),
+        };
+        MemorySource::new(name, metadata, samples).unwrap()
+    }
+
+    /// An image whose second chip cannot be read once it is damaged.
+    #[derive(Debug)]
+    struct Perishable(MemorySource, Arc<AtomicBool>, Damaged);
+
+    impl RasterSource for Perishable {
+        fn metadata(&self) -> &Metadata {
+            self.0.metadata()
+        }
+
+        fn path(&self) -> &Path {
+            self.0.path()
+        }
+
+        fn read_window(&self, window: Window) -> terrashard_raster::Result<Raster> {
+            let is_bad = window.row < 32 && window.col < 64 && window.col_end() > 32
+                || self.2 == Damaged::Wholly;
+            if is_bad && self.1.load(Ordering::Relaxed) {
+                let path = self.path().to_owned();
+                return Err(terrashard_raster::Error::Empty { path });
+            }
+            self.0.read_window(window)
+        }
+    }
+
+    /// When the image is damaged.
+    #[derive(Debug, Clone, Copy, PartialEq)]
+    enum Damaged {
+        Never,
+        BeforeChipsAreCut,
+        AfterChipsAreCut,
+        /// All of it, after the chips are cut.
+        Wholly,
+    }
+
+    /// The parameters after four steps of six samples.
+    fn trained(ranks: usize, damaged: Damaged) -> (u64, Tensors) {
+        let config: Config = toml::from_str(CONFIG).unwrap();
+        let damage = Arc::new(AtomicBool::new(damaged == Damaged::BeforeChipsAreCut));
+        let values = (0..2 * 128 * 64).map(|at| 500 + (at * 37 % 3000) as u16);
+        let image = raster("image", Samples::U16(values.collect()));
+        let labels = (0..128 * 64).map(|at| u8::from(at * 37 % 3000 > 1500));
+        let mask = raster("mask", Samples::U8(labels.collect()));
+        let options = SceneOptions {
+            scale: 1,
+            cache_bytes: 0,
+            ..SceneOptions::new(BandSelection::All(2))
+        };
+        let image = Perishable(image, damage.clone(), damaged);
+        let scene = Scene::new(Box::new(image), Some(Box::new(mask)), options).unwrap();
+        let (scene, whole) = (Arc::new(scene), Window::new(0, 0, 128, 64));
+        let options = ChipOptions {
+            chip: 32,
+            stride: 32,
+            unreadable: OnUnreadable::SkipTile,
+            ..ChipOptions::default()
+        };
+        let chips = Chips::new(vec![(scene, whole)], options).unwrap();
+        damage.store(damaged != Damaged::Never, Ordering::Relaxed);
+        let batch = Batch::resolve(&config.train, ranks).unwrap();
+        assert_eq!(batch.accumulate, 6 / ranks);
+        let (to, from) = sync_channel(4);
+        let device = Device::Cpu;
+        let applied = train(&config, device, (ranks, batch), &Arc::new(chips), 4, &to).unwrap();
+        (applied, from.try_iter().last().unwrap())
+    }
+
+    /// The weights of all other pixels are exactly those of a training in which the whole tile was ignored from the start.
+    #[test]
+    fn h12_a_tile_that_goes_bad_is_one_that_is_ignored_on_any_number_of_ranks() {
+        for ranks in [1, 2, 3] {
+            let ignored = trained(ranks, Damaged::BeforeChipsAreCut);
+            assert_eq!(ignored.0, 4, "steps");
+            let left_out = trained(ranks, Damaged::AfterChipsAreCut);
+            assert!(left_out == ignored, "{ranks} ranks");
+            assert!(left_out != trained(ranks, Damaged::Never), "{ranks} ranks");
+        }
+    }
+
+    #[test]
+    fn n9_a_step_without_a_valid_pixel_on_any_rank_changes_nothing() {
+        for ranks in [1, 3] {
+            let (applied, parameters) = trained(ranks, Damaged::Wholly);
+            // The learning rate goes by steps that were applied.
+            assert_eq!(applied, 0);
+            for (name, values) in &parameters {
+                assert!(values.iter().all(|value| value.is_finite()), "{name}");
+            }
+            let (_, moved) = trained(ranks, Damaged::Never);
+            let config: Config = toml::from_str(CONFIG).unwrap();
+            let first = initial_values(&config);
+            assert!(moved != first);
+            assert!(parameters == first, "{ranks} ranks");
+        }
+    }
+
+    /// Those of every parameter, by the seed.
+    fn initial_values(config: &Config) -> Tensors {
+        let model = config.model.init(&burn::tensor::Device::flex()).unwrap();
+        let parameters = terrashard_models::parameters(&model).into_iter();
+        let mut values: Tensors = parameters
+            .map(|(name, shape)| {
+                let values = terrashard_models::initial_value(&name, &shape, config.train.seed);
+                (name, values.into_iter().map(f64::from).collect())
+            })
+            .collect();
+        values.sort_by(|(a, _), (b, _)| a.cmp(b));
+        values
+    }
 
     #[test]
     fn the_first_step_that_differs_is_told() {

@@ -36,6 +36,52 @@ fn values(scenario: &Scenario, run: &str, kind: Kind) -> Vec<(String, Vec<f32>)>
         .collect()
 }
 
+/// What the checkpoint after a step is ranked by.
+fn score(scenario: &Scenario, run: &str, step: u64) -> f64 {
+    let folder = scenario.run(run).checkpoints();
+    let folder = terrashard_checkpoint::step_folder(folder, step);
+    let checkpoint = Checkpoint::open(folder).unwrap();
+    checkpoint.state().score.unwrap()
+}
+
+#[test]
+fn a_run_that_was_interrupted_ranks_its_checkpoints_as_one_that_was_not() {
+    let scenario = Scenario::new();
+    for (every, due) in [(2, &[4, 6][..]), (4, &[4, 6]), (0, &[6])] {
+        let every = format!("checkpoint.every={every}");
+        let [whole, parts] = ["whole", "parts"].map(|name| format!("{name}-{every}"));
+        scenario.fit(&whole, None, &[&every]);
+        scenario.fit(&parts, Some(1), &[&every]);
+        scenario.fit(&parts, Some(3), &[&every]);
+        scenario.fit(&parts, None, &[&every]);
+        let losses = losses(&scenario, &whole);
+        assert_eq!(losses, self::losses(&scenario, &parts), "{every}");
+        let mean = |range: std::ops::Range<usize>| {
+            let count = range.len() as f64;
+            losses[range].iter().sum::<f64>() / count
+        };
+        for &step in due {
+            let expected = match (every.as_str(), step) {
+                ("checkpoint.every=2", step) => mean(step as usize - 2..step as usize),
+                ("checkpoint.every=4", 4) => mean(0..4),
+                ("checkpoint.every=4", _) => mean(4..6),
+                _ => mean(0..6),
+            };
+            let found = score(&scenario, &whole, step);
+            assert!((found - expected).abs() < 1e-12, "{every}, step {step}");
+            assert_eq!(
+                found,
+                score(&scenario, &parts, step),
+                "{every}, step {step}"
+            );
+        }
+        // That of the interruption is the mean as far as it had come.
+        let begun = if every == "checkpoint.every=2" { 2 } else { 0 };
+        let interrupted = score(&scenario, &parts, 3);
+        assert!((interrupted - mean(begun..3)).abs() < 1e-12, "{every}");
+    }
+}
+
 #[test]
 fn bit_by_bit_at_the_same_rank_count() {
     for (ranks, stage) in [(1, 0), (2, 0), (2, 1), (3, 2)] {

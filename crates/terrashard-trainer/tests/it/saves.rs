@@ -304,6 +304,60 @@ fn h12_an_image_that_goes_bad_under_one_rank_ends_all_with_one_line() {
     checkpoint.verify().unwrap();
 }
 
+#[test]
+fn h12_an_image_that_goes_bad_under_one_rank_is_left_out_where_that_is_wanted() {
+    let scenario = Scenario::new();
+    let settings = [
+        "--ranks",
+        "3",
+        "--stage",
+        "2",
+        "--set",
+        "data.cache_bytes=0",
+    ];
+    let skips = ["--set", "data.on_unreadable=skip_tile"];
+    let mut child = at_step(&scenario, 4, &[&settings[..], &skips].concat());
+    let path = scenario.path("image.tif");
+    let length = fs::metadata(&path).unwrap().len() as usize;
+    let mut file = fs::OpenOptions::new().write(true).open(path).unwrap();
+    file.seek(SeekFrom::Start(length as u64 / 2)).unwrap();
+    file.write_all(&vec![0xa5; length / 4]).unwrap();
+    // Whichever rank meets it first says so, and all go on.
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let mut before = String::new();
+    let warning = lines.find_map(|line| {
+        let line = line.unwrap();
+        before += &format!("{line}\n");
+        line.starts_with("warning: ").then_some(line)
+    });
+    let warning = warning.unwrap_or_else(|| panic!("no warning in {before}"));
+    assert!(
+        warning.contains(": left out ")
+            && warning.contains("image.tif: ")
+            && warning.contains("`data.on_unreadable`"),
+        "{warning}"
+    );
+    let step = |line: &str| {
+        let number = line.strip_prefix("step ")?.split(['/', ' ']).next()?;
+        number.parse::<u64>().ok()
+    };
+    let mut steps = lines.filter_map(|line| step(&line.unwrap()));
+    let next = steps.next().unwrap();
+    assert!(steps.any(|step| step >= next + 3), "it goes on");
+    let kill = Command::new("kill")
+        .args(["-TERM", &child.id().to_string()])
+        .status();
+    assert!(kill.unwrap().success());
+    assert_eq!(steps.last().map(|_| ()), Some(()));
+    assert!(child.wait().unwrap().success());
+    let run = scenario.run("run");
+    let recorded: u64 = run.steps().unwrap().iter().map(|step| step.left_out).sum();
+    assert!(recorded > 0);
+    assert_eq!(run.session_records().unwrap()[0].left_out, recorded);
+    let checkpoint = Checkpoint::open(scenario.path("run")).unwrap();
+    checkpoint.verify().unwrap();
+}
+
 /// Whether nothing is left of saves that were cut short.
 fn is_clean(root: &Path) -> bool {
     terrashard_checkpoint::remains(root).unwrap().is_empty()
