@@ -91,6 +91,26 @@ fn geo_02_a_larger_scene_takes_no_more_memory() {
 }
 
 #[test]
+fn geo_02_a_larger_label_is_laid_onto_its_grid_in_no_more_memory() {
+    let scenario = Scenario::new();
+    let [small, large] = [2048, 4096].map(|side| {
+        square(&scenario, side);
+        let names = ["image", "mask"].map(|name| format!("{name}-{side}.tif"));
+        let output = format!("aligned-{side}");
+        let onto = ["align", "--onto", &names[0], "--mask", &names[1]];
+        let to = ["--output", &output, "--scale", "2"];
+        peak(scenario.command(&[&onto[..], &to].concat()))
+    });
+    // All of the large one would be 48 MiB more as it is written.
+    assert!(
+        large < small + 40 * MIB,
+        "{} MiB for a label four times as large as one of {} MiB",
+        large / MIB,
+        small / MIB
+    );
+}
+
+#[test]
 fn geo_03_what_is_kept_of_a_scene_is_gone_before_the_next_is_tested() {
     let scenario = Scenario::new();
     let sound = "{ image = \"image.tif\", mask = \"mask.tif\" }";
