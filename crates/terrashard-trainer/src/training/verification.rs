@@ -282,6 +282,10 @@ mod tests {
         micro_batch = 1
         lr = 1e-2
         seed = 5
+        [zero]
+        stage = 2
+        [checkpoint]
+        [log]
     "#;
 
     fn raster(name: &str, samples: Samples) -> MemorySource {
