@@ -354,8 +354,11 @@ impl<'a> Rank<'a> {
         let train = &self.plan.config.train;
         let lr = learning_rate(train, self.plan.steps, self.optimizer.steps() + 1);
         let (became, sums) = if nothing {
-            let count = Terms::COUNT + Told::COUNT;
-            (Became::NoValidPixel, vec![0.0; count])
+            // What ranks have to tell each other they tell all the same: a signal, for one.
+            let own = self.tell_others().own().to_vec();
+            let mut sums = vec![0.0; Terms::COUNT];
+            sums.extend(self.optimizer.sum_over_ranks(own)?);
+            (Became::NoValidPixel, sums)
         } else {
             let told = TensorData::from(self.tell_others().own());
             let told = Tensor::from_data(told, (&self.device, DType::F64));
