@@ -253,7 +253,7 @@ pub enum Error {
         /// Bytes of the buffer.
         bytes: u64,
         /// What the communicator reports.
-        source: terrashard_collectives::Error,
+        source: Box<terrashard_collectives::Error>,
     },
     /// A checkpoint or model file cannot be used.
     #[error(transparent)]

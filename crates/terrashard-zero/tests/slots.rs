@@ -28,6 +28,9 @@ use terrashard_zero::{
     Error, Initial, ParameterGroup, Recompute, Select, Slots, StateKind, ZeroConfig, ZeroOptimizer,
 };
 
+/// Values by parameter.
+type Named = Vec<(String, Vec<f32>)>;
+
 /// Which parameter multiplies the input.
 #[derive(Clone, Debug)]
 struct Factor {
@@ -177,12 +180,7 @@ fn multiplied(by: By, x: Tensor<1>, factor: &Param<Tensor<1>>, slots: Option<&Sl
 }
 
 /// The gradient of the sum over ranks of `x * first * second + x * first`, with `x = rank + 1`, and both parameters after a step.
-fn step(
-    by: By,
-    stage: Stage,
-    recompute: Recompute,
-    frozen: bool,
-) -> (Vec<(String, Vec<f32>)>, Vec<(String, Vec<f32>)>) {
+fn step(by: By, stage: Stage, recompute: Recompute, frozen: bool) -> (Named, Named) {
     let results = local::run(2, |communicator| -> Result<_, Error> {
         let model = Factors::new();
         let device = Device::flex();

@@ -141,7 +141,7 @@ fn named(error: Error, pair: [usize; 2], verb: &'static str, bytes: u64) -> Erro
                 second: pair[1],
                 verb,
                 bytes,
-                source,
+                source: source.into(),
             }
         }
         other => other,
