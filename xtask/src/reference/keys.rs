@@ -169,16 +169,25 @@ fn words(tree: &Tree, name: &str) -> Option<String> {
     let (body, attributes) = body(tree, "enum", name)?;
     let (_, rest) = attributes.split_once("rename_all = \"")?;
     let case = rest.split('"').next()?;
-    let variants = body
-        .lines()
-        .map(str::trim)
-        .filter(|line| line.starts_with(|first: char| first.is_ascii_uppercase()));
-    let words = variants.map(|line| {
-        let name = line.trim_end_matches(',');
-        // One with a value is a table.
-        let (name, table) = name
-            .split_once('(')
-            .map_or((name, false), |(name, _)| (name, true));
+    // Each variant with the fields that it has names for.
+    let mut variants: Vec<(&str, Vec<&str>)> = Vec::new();
+    for line in body.lines().map(str::trim) {
+        if line.starts_with(|first: char| first.is_ascii_uppercase()) {
+            variants.push((line.trim_end_matches(','), Vec::new()));
+        } else if let Some((name, _)) = line.split_once(": ")
+            && !line.starts_with(['/', '#'])
+            && let Some((_, fields)) = variants.last_mut()
+        {
+            fields.push(name);
+        }
+    }
+    let words = variants.into_iter().map(|(name, fields)| {
+        // One with a value is a table, one with fields is a table of a table.
+        let value = match fields.as_slice() {
+            [] => name.contains('(').then(|| "…".to_owned()),
+            fields => Some(format!("{{ {} = … }}", fields.join(" = …, "))),
+        };
+        let name = name.split(['(', ' ']).next().unwrap_or(name);
         let mut word = String::new();
         for letter in name.chars() {
             if case == "snake_case" && letter.is_ascii_uppercase() && !word.is_empty() {
@@ -186,9 +195,9 @@ fn words(tree: &Tree, name: &str) -> Option<String> {
             }
             word.push(letter.to_ascii_lowercase());
         }
-        match table {
-            true => format!("`{{ {word} = … }}`"),
-            false => format!("`\"{word}\"`"),
+        match value {
+            Some(value) => format!("`{{ {word} = {value} }}`"),
+            None => format!("`\"{word}\"`"),
         }
     });
     Some(words.collect::<Vec<_>>().join(", "))
@@ -221,6 +230,13 @@ pub enum Mode {
     SyncAll,
     /// Two.
     AtMost(u32),
+    /// Three.
+    Between {
+        /// From.
+        least: u32,
+        /// To.
+        most: u32,
+    },
 }
 
 #[derive(Deserialize)]
@@ -244,7 +260,7 @@ pub struct SceneEntry {
             format!(
                 "`[train]`\n\n{head}\
                  | `steps` | whole number | 1000, unless `epochs` is given | Optimizer steps. |\n\
-                 | `async` | `\"sync_all\"`, `{{ at_most = … }}` | `sync` | A mode. |\n\
+                 | `async` | `\"sync_all\"`, `{{ at_most = … }}`, `{{ between = {{ least = …, most = … }} }}` | `sync` | A mode. |\n\
                  | `betas` | 2 numbers |  | Decays, see `Mode`. |\n\
                  \n## `[data.scenes]`\n\n{head}| `image` | path |  | The image. |\n"
             )
