@@ -26,11 +26,12 @@ pub struct PredictArguments {
     /// Write the super-resolved image too, reflectance in float32, of a model with the branch: a file, or a folder for several inputs
     #[arg(long, value_name = "OUT")]
     pub image: Option<PathBuf>,
-    /// Write the areas of every class but 0 in EPSG:4326 as GeoJSON, or as GeoParquet where the name ends in .parquet: a file, or a
-    /// folder for several inputs
+    /// Write the areas of every class but 0 in EPSG:4326 as GeoJSON, or as GeoParquet where the name ends in .parquet, beside the
+    /// map: a file, or a folder for several inputs
     #[arg(long, value_name = "OUT")]
     pub polygons: Option<PathBuf>,
-    /// Write one map of classes over all scenes, which lie on one grid: where they overlap, the first one given that has data counts
+    /// Write one map of classes over all scenes, beside theirs; they lie on one grid, and where they overlap, the first one given that has
+    /// data counts
     #[arg(long, value_name = "OUT")]
     pub mosaic: Option<PathBuf>,
     /// Write a STAC item beside each scene's first file
