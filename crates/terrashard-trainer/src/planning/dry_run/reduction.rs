@@ -27,6 +27,8 @@ pub(super) struct Reduction {
     missing: Vec<usize>,
     next: usize,
     in_flight: VecDeque<(usize, [Blank; 2])>,
+    /// Bytes of all buckets' buffers.
+    all: u64,
     /// For each bucket.
     gradients: Vec<Option<Blank>>,
 }
@@ -46,11 +48,14 @@ impl Reduction {
             missing: table.buckets().iter().map(|it| it.pieces.len()).collect(),
             next: 0,
             in_flight: VecDeque::new(),
+            all: 0,
             gradients: vec![None; table.buckets().len()],
             ledger,
             table,
             states,
         };
+        let buffers = reduction.table.buckets().iter();
+        reduction.all = buffers.map(|it| reduction.flat(it)).sum();
         if reduction.states.accumulate > 1 {
             for index in 0..reduction.gradients.len() {
                 let bytes = reduction.held(&reduction.table.buckets()[index]);
@@ -133,14 +138,13 @@ impl Reduction {
     }
 
     fn make_room(&mut self, bytes: u64) {
-        let all: u64 = self.table.buckets().iter().map(|it| self.flat(it)).sum();
         let travelling = |reduction: &Self| -> u64 {
             let buffers = reduction.in_flight.iter();
             buffers.map(|(_, [buffer, _])| buffer.bytes()).sum()
         };
         while !self.in_flight.is_empty()
             && (self.in_flight.len() >= self.limit()
-                || travelling(self) + bytes > all / MODEL_SHARE)
+                || travelling(self) + bytes > self.all / MODEL_SHARE)
         {
             self.drain(self.in_flight.len() - 1);
         }
