@@ -40,7 +40,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if !args.tch && args.args.is_empty() {
         for [package, feature] in BY_THEMSELVES {
             let step = workspace::cargo(&["test", "-p", package, "--features", feature]);
-            let step = step.args(["--lib", "--tests"]);
+            // In a folder of its own: what one feature asks of a crate below is not what another does.
+            let folder = workspace::target_dir()?.join(feature);
+            let step = step.args(["--lib", "--tests", "--target-dir"]).arg(&folder);
             result = result.and(step.run_lines(|line| tally.add(line)));
         }
     }

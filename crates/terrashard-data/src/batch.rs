@@ -56,7 +56,7 @@ impl Chips {
     /// The samples of these indices, augmented as in `epoch`.
     ///
     /// # Errors
-    /// [`Error::Sample`]; those of [`Scene::patch`], [`Scene::labels`] and [`Scene::target`].
+    /// [`crate::Error::Sample`]; those of [`patch`](crate::Scene::patch), [`labels`](crate::Scene::labels) and [`target`](crate::Scene::target).
     pub fn batch(&self, indices: &[usize], epoch: u64) -> Result<Batch> {
         self.gather(indices.iter().map(|&index| (index, epoch)))
     }
