@@ -38,10 +38,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let mut tally = Tally::default();
     let mut result = step.run_lines(|line| tally.add(line));
     if !args.tch && args.args.is_empty() {
+        let target = workspace::target_dir()?;
         for [package, feature] in BY_THEMSELVES {
             let step = workspace::cargo(&["test", "-p", package, "--features", feature]);
             // In a folder of its own: what one feature asks of a crate below is not what another does.
-            let folder = workspace::target_dir()?.join(feature);
+            let folder = target.join(feature);
             let step = step.args(["--lib", "--tests", "--target-dir"]).arg(&folder);
             result = result.and(step.run_lines(|line| tally.add(line)));
         }

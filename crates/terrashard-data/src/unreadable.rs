@@ -61,7 +61,7 @@ impl LeftOut {
 
 impl OnUnreadable {
     /// Whether that is a chip to go on without. What a file holds that is read, and should not, is none.
-    pub(crate) fn skips(self, error: &Error) -> bool {
+    pub fn skips(self, error: &Error) -> bool {
         self == Self::SkipTile && matches!(error, Error::Raster(_))
     }
 }

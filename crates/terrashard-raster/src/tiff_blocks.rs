@@ -15,7 +15,7 @@ use crate::tiff_image::TiffBytes;
 use crate::tile_cache::TileCache;
 use crate::{DataType, Error, ReadLimits, Result, Samples, Window};
 
-/// Bytes behind those of a block: room for the decoder to come to the end of the stream, where the checksum is.
+/// Bytes behind those of a block: where all goes that a stream makes beyond its pixels, up to its end, where the checksum is.
 const SPARE: usize = 64;
 /// Bytes of scratch memory that a thread keeps.
 const KEPT_SCRATCH: usize = 32 << 20;

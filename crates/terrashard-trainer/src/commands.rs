@@ -85,7 +85,7 @@ fn fit(arguments: FitArguments) -> Result<()> {
     }
     if config.data.medians.is_none() {
         config.data.medians = match statistics::training_medians(&config) {
-            Err(error) if training::goes_on(&config, &error) => {
+            Err(error) if training::goes_on(config.data.on_unreadable, &error) => {
                 tell(&format!(
                     "warning: `data.medians` is not known, so `predict` will not notice scenes of another size: {error}"
                 ));

@@ -73,7 +73,7 @@ impl Panels {
             });
         }
         match Self::read(config, prediction) {
-            Err(error) if goes_on(config, &error) => Ok(Self {
+            Err(error) if goes_on(config.data.on_unreadable, &error) => Ok(Self {
                 note: format!("No pictures: {error}."),
                 ..Self::default()
             }),

@@ -90,7 +90,7 @@ impl Crew {
     #[cfg(feature = "nccl")]
     fn on_gpus(launched: &Launched, limit: Option<Duration>) -> Result<Self> {
         let mut options = Options::from_environment()?;
-        options.timeout = limit.filter(|_| !is_set()).unwrap_or(options.timeout);
+        options.timeout = within(limit, options.timeout);
         Ok(Self::Process(NcclWorld::join(launched, options)?))
     }
 
@@ -240,14 +240,15 @@ impl Crew {
 fn patience(limit: Option<Duration>) -> Result<Patience> {
     let patience = Patience::from_environment(abandoned)?;
     Ok(Patience {
-        timeout: limit.filter(|_| !is_set()).unwrap_or(patience.timeout),
+        timeout: within(limit, patience.timeout),
         ..patience
     })
 }
 
-/// Whether the environment says how long ranks wait.
-fn is_set() -> bool {
-    std::env::var_os(local::TIMEOUT).is_some()
+/// `limit`, if there is one and the environment says nothing of how long ranks wait; else what they wait as it is.
+fn within(limit: Option<Duration>, timeout: Duration) -> Duration {
+    let is_set = std::env::var_os(local::TIMEOUT).is_some();
+    limit.filter(|_| !is_set).unwrap_or(timeout)
 }
 
 /// Ends this process, in which a rank's thread will not end: nothing else can end it.

@@ -13,16 +13,15 @@ use super::feed::Fed;
 use super::logger::warn;
 use super::rank::Rank;
 use super::step_clock::Phase;
-use crate::config::Config;
 use crate::error::{Error, Result};
 
 /// Whether an error is that of a file which is to be gone on without: what is read of it to look at, no training needs.
-pub(crate) fn goes_on(config: &Config, error: &Error) -> bool {
-    let is_unreadable = matches!(
-        error,
-        Error::Data(terrashard_data::Error::Raster(_)) | Error::Raster(_)
-    );
-    config.data.on_unreadable == OnUnreadable::SkipTile && is_unreadable
+pub(crate) fn goes_on(wanted: OnUnreadable, error: &Error) -> bool {
+    match error {
+        Error::Data(error) => wanted.skips(error),
+        Error::Raster(_) => wanted == OnUnreadable::SkipTile,
+        _ => false,
+    }
 }
 
 /// What a step lacks over all ranks.

@@ -5,11 +5,12 @@ use terrashard_data::{OnUnreadable, tile};
 use terrashard_models::S2s2Net;
 use terrashard_zero::ZeroOptimizer;
 
+use super::left_out::goes_on;
 use super::mapped_window::{Mapped, MappedWindow, accompany};
 use super::validation::Made;
 use crate::config::Config;
 use crate::dataset::{self, Dataset};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::pictures::Picture;
 
 /// Windows that are looked at to find one with much of both classes.
@@ -57,11 +58,7 @@ impl Panels {
         let mut best: Option<(usize, MappedWindow)> = None;
         for (scene, window) in windows.into_iter().step_by(apart) {
             let mixed = match scene.labels(window) {
-                Err(terrashard_data::Error::Raster(_))
-                    if config.data.on_unreadable == OnUnreadable::SkipTile =>
-                {
-                    continue;
-                }
+                Err(error) if config.data.on_unreadable.skips(&error) => continue,
                 labels => mixture(&labels?),
             };
             if best.as_ref().is_none_or(|(most, _)| mixed > *most) {
@@ -119,11 +116,7 @@ impl Panels {
         let drawn =
             mapped.and_then(|mapped| mapped.map(|mapped| self.picture(&mapped)).transpose());
         match drawn {
-            Err(Error::Data(terrashard_data::Error::Raster(_)) | Error::Raster(_))
-                if self.on_unreadable == OnUnreadable::SkipTile =>
-            {
-                Ok(None)
-            }
+            Err(error) if goes_on(self.on_unreadable, &error) => Ok(None),
             drawn => drawn,
         }
     }
